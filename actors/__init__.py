@@ -1,0 +1,1 @@
+"""Time, order and supervision: actors around pure cores."""

@@ -1,0 +1,147 @@
+"""The blender: owns the device thread's work. Starts and frees sequences, runs one step at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from kvblend.actors.core import events as ev
+from kvblend.actors.runtime.actor import Actor, ActorDied, ActorRef
+from kvblend.actors.runtime.device_thread import DeviceClosed, DeviceThread
+from kvblend.actors.signals import BlenderMessage, LayerLoaded, Reset, SchedulerMessage
+from kvblend.actors.specs import SpecBuilder
+from kvblend.actors.tables import SideTables
+from kvblend.engine.runner import Runner, TickResult
+
+log = logging.getLogger("kvblend.blender")
+
+
+@dataclass(frozen=True, slots=True)
+class TickReport:
+    """What came back from the device thread: results, captured payloads, milliseconds."""
+
+    results: list[TickResult]
+    captured: dict[tuple[str, int], list[memoryview]]
+    compute_ms: float
+
+
+class Blender(Actor[BlenderMessage]):
+    """Never waits for the device in `handle`: layers keep arriving and cancels take effect while a step runs."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        device: DeviceThread,
+        specs: SpecBuilder,
+        tables: SideTables,
+        scheduler: ActorRef[SchedulerMessage],
+    ) -> None:
+        self._runner = runner
+        self._device = device
+        self._specs = specs
+        self._tables = tables
+        self._scheduler = scheduler
+        self._started: set[str] = set()
+        self._captures: dict[str, tuple[int, ...]] = {}
+        self._stalled: dict[str, int] = {}
+
+    async def handle(self, message: BlenderMessage) -> None:
+        """Perform one command, or take note of a loaded layer."""
+        match message:
+            case LayerLoaded(request_id, layer):
+                self._layer_loaded(request_id, layer)
+            case ev.StartSequence(job, plan, captures):
+                layers = self._tables.open_layers(job.request_id)
+                spec = self._specs.build(job, plan, captures, layers)
+                self._started.add(job.request_id)
+                self._captures[job.request_id] = captures
+                self.spawn(_await(self._device.submit(self._runner.start, spec)), f"start {job.request_id}")
+            case ev.RunStep(items):
+                pairs = [(item.request_id, item.rows_max) for item in items]
+                wanted = {name: self._captures.get(name, ()) for name, _ in pairs}
+                self.spawn(self._step(self._device.submit(run_tick, self._runner, pairs, wanted)), "step")
+            case ev.FlagCancelled(request_id):
+                self._runner.flag_cancelled(request_id)
+            case ev.FreeSequence(request_id):
+                self._free(request_id)
+            case Reset():
+                await self.stop()
+            case _:
+                await super().handle(message)
+
+    async def stop(self) -> None:
+        """Free every sequence behind whatever the device is doing."""
+        for request_id in list(self._started):
+            self._runner.flag_cancelled(request_id)
+            self._free(request_id)
+
+    def _free(self, request_id: str) -> None:
+        self._captures.pop(request_id, None)
+        self._stalled.pop(request_id, None)
+        if request_id in self._started:
+            self._started.discard(request_id)
+            self._device.submit(self._runner.free, request_id).add_done_callback(_look_at)
+
+    def _layer_loaded(self, request_id: str, layer: int) -> None:
+        if layer == 0:
+            self._tell(ev.FirstLayerLoaded(request_id, time.monotonic()))
+        if self._stalled.get(request_id) == layer:
+            del self._stalled[request_id]
+            self._tell(ev.Unstalled(request_id, time.monotonic()))
+
+    async def _step(self, running: asyncio.Future[TickReport]) -> None:
+        report = await running
+        self._tables.captured.update(report.captured)
+        results = tuple(self._translate(result) for result in report.results)
+        self._tell(ev.StepDone(results, report.compute_ms, time.monotonic()))
+
+    def _translate(self, result: TickResult) -> ev.ItemResult:
+        name, status = result.request_id, result.status
+        layers = self._tables.layers.get(name)
+        if status == "stalled":
+            # the layer may have come while the device was busy with others
+            if layers is not None and result.layer in layers.arrived:
+                status = "running"
+            else:
+                self._stalled[name] = result.layer
+        prefill = None
+        if result.figures is not None:
+            f = result.figures
+            load_ms = layers.load_ms if layers is not None else 0.0
+            prefill = ev.PrefillReport(
+                f.tokens_reused, f.tokens_recomputed, f.tokens_fresh, f.charged_ratio, f.parity_error, load_ms
+            )
+        sampled = ev.Sampled(result.token_id, result.text, result.stopped) if status == "sampled" else None
+        return ev.ItemResult(name, status, result.rows, sampled, prefill, result.error)
+
+    def _tell(self, event: ev.SchedulerEvent) -> None:
+        try:
+            self._scheduler.tell_nowait(event, "system")
+        except ActorDied:
+            log.debug("the scheduler is not there to hear of %s", type(event).__name__)
+
+
+def run_tick(runner: Runner, pairs: list[tuple[str, int]], captures: dict[str, tuple[int, ...]]) -> TickReport:
+    """One tick, in the device thread."""
+    began = time.perf_counter()
+    results = runner.tick(pairs)
+    captured = {
+        (result.request_id, segment): runner.payloads(result.request_id, segment)
+        for result in results
+        if result.figures is not None
+        for segment in captures[result.request_id]
+    }
+    return TickReport(results, captured, 1e3 * (time.perf_counter() - began))
+
+
+def _look_at(freed: asyncio.Future[None]) -> None:
+    """A device that is closed frees everything anyway; any other error must be seen."""
+    error = None if freed.cancelled() else freed.exception()
+    if error is not None and not isinstance(error, DeviceClosed):
+        log.error("KV slots could not be freed", exc_info=error)
+
+
+async def _await(future: asyncio.Future[None]) -> None:
+    await future

@@ -1,0 +1,151 @@
+"""How jobs get in: room, look-up, plan, and whom they wait for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvblend.actors.core import events as ev
+from kvblend.actors.core.entry import Entry
+from kvblend.actors.core.lifecycle import Phase
+from kvblend.actors.core.planning import Decision, decide, precompute_job
+from kvblend.actors.messages import Planned
+from kvblend.store.keys import ChunkKey
+
+if TYPE_CHECKING:
+    from kvblend.actors.core.scheduler import SchedulerState
+
+REPLANS_MAX = 3
+WAIT_ROUNDS_MAX = 4
+
+
+class Admission:
+    """First come first served: nobody overtakes a job that needs room, but a job that waits for a chunk is passed."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+
+    def admit(self, at_s: float, out: list[ev.SchedulerCommand]) -> None:
+        """Reserve pages for whoever fits and ask the loader what is stored of them."""
+        state = self._state
+        count = sum(1 for _ in state.running())
+        for entry in list(state.entries.values()):
+            if not entry.eligible:
+                continue
+            need = state.limits.pages_of(entry.job.tokens_max)
+            if count >= state.limits.max_num_seqs or state.pages_used + need > state.limits.pages:
+                return
+            count += 1
+            entry.pages = need
+            state.pages_used += need
+            entry.admitted_s = at_s
+            entry.looking_up = True
+            out.append(ev.Lookup(entry.job))
+
+    def looked_up(self, event: ev.LookedUp, out: list[ev.SchedulerCommand]) -> None:
+        """Plan with the hits; or wait, where another job is computing what is missing."""
+        state = self._state
+        entry = state.entries.get(event.request_id)
+        if entry is None or not entry.looking_up:
+            out.append(ev.Release(event.request_id))
+            return
+        entry.looking_up = False
+        entry.hits = () if entry.replans > REPLANS_MAX else event.hits
+        last = len(entry.job.layout.segments) - 1
+        if entry.job.kind == "precompute" and any(hit.segment == last for hit in entry.hits):
+            state.endings.finish(entry, "stop", event.at_s, out)
+            return
+        decision = decide(entry.job, entry.hits, state.limits.blend_min_tokens)
+        # a job that was planned before waits for nobody: two of them could wait for each other's chunks; and nobody
+        # waits for ever where chunks are computed and lost again (a full disk, a tiny pool)
+        if not entry.replans and entry.rounds < WAIT_ROUNDS_MAX:
+            entry.waits = self._busy_keys(entry, decision, event.at_s)
+            if entry.waits:
+                entry.rounds += 1
+                self._back_to_queue(entry, out)
+                return
+        self._begin(entry, decision, event.at_s, out)
+
+    def _busy_keys(self, entry: Entry, decision: Decision, at_s: float) -> set[ChunkKey]:
+        """What is missing and being computed by others; with `on_miss` "precompute" every missed chunk is."""
+        inflight, wanted = self._state.inflight, _keys_wanted(entry, decision)
+        busy = {key for key in wanted if inflight.get(key, entry.request_id) != entry.request_id}
+        if entry.job.on_miss == "precompute" and entry.job.kind == "generate":
+            busy |= self._queue_precomputes(entry, decision.precomputes, at_s)
+        return busy
+
+    def load_failed(self, event: ev.LoadFailed, out: list[ev.SchedulerCommand]) -> None:
+        """A leased chunk is damaged: plan again without it. Before the first token nobody notices."""
+        entry = self._state.entries.get(event.request_id)
+        if entry is None or entry.phase not in (Phase.LOADING, Phase.PREFILLING) or not entry.loads:
+            return
+        entry.replan = event.reason
+        if entry.in_step:
+            out.append(ev.FlagCancelled(entry.request_id))
+        else:
+            self.plan_again(entry, out)
+
+    def plan_again(self, entry: Entry, out: list[ev.SchedulerCommand]) -> None:
+        """Free everything and start over; after some tries without any reuse."""
+        entry.notes.append(f"planned again: {entry.replan}")
+        entry.replan, entry.stalled, entry.loads = "", False, False
+        entry.replans += 1
+        self._state.endings.disown(entry)
+        out.append(ev.FreeSequence(entry.request_id))
+        self._back_to_queue(entry, out)
+
+    def _begin(self, entry: Entry, decision: Decision, at_s: float, out: list[ev.SchedulerCommand]) -> None:
+        inflight, keys = self._state.inflight, entry.job.keys
+        free = [i for i in decision.captures if inflight.get(_kept(keys[i]), entry.request_id) == entry.request_id]
+        entry.decision = decision = replace(decision, captures=tuple(free))
+        for segment in decision.captures:
+            entry.owns[_kept(keys[segment])] = segment
+            inflight[_kept(keys[segment])] = entry.request_id
+        entry.move(Phase.LOADING)
+        if entry.job.kind == "generate":
+            self._queue_precomputes(entry, decision.precomputes, at_s)
+            out.append(ev.Emit(entry.request_id, Planned(entry.request_id, entry.usage(at_s))))
+        entry.loads = bool(decision.used)
+        out.append(ev.StartSequence(entry.job, decision.plan, decision.captures))
+        if entry.loads:
+            out.append(ev.StartLoading(entry.request_id, decision.used))
+        else:
+            out.append(ev.Release(entry.request_id))
+            entry.move(Phase.PREFILLING)
+
+    def _queue_precomputes(self, entry: Entry, segments: tuple[int, ...], at_s: float) -> set[ChunkKey]:
+        """Queue a job for every missed chunk that nobody computes yet; returns the keys of all of them."""
+        state, keys = self._state, set()
+        for segment in segments:
+            key = entry.job.keys[segment].precompute
+            if key is None or key in keys:
+                continue
+            keys.add(key)
+            if key in state.inflight:
+                continue
+            job = precompute_job(state.new_id(), entry.job, segment, state.limits.conditioning)
+            waiting = Entry(job, at_s)
+            waiting.owns[key] = len(job.layout.segments) - 1
+            # with "fresh" the answer comes first; the job starts when the first token is out
+            waiting.waits_for = entry.request_id if entry.job.on_miss == "fresh" else None
+            state.inflight[key] = job.request_id
+            state.entries[job.request_id] = waiting
+        return keys
+
+    def _back_to_queue(self, entry: Entry, out: list[ev.SchedulerCommand]) -> None:
+        out.append(ev.Release(entry.request_id))
+        self._state.return_pages(entry)
+        if entry.phase is not Phase.QUEUED:
+            entry.move(Phase.QUEUED)
+
+
+def _kept(keys: ev.SegmentKeys) -> ChunkKey:
+    if keys.keep is None:
+        raise ValueError("a captured segment has no key to be stored under")
+    return keys.keep
+
+
+def _keys_wanted(entry: Entry, decision: Decision) -> set[ChunkKey]:
+    keys = entry.job.keys
+    wanted = {keys[i].keep for i in decision.captures} | {keys[i].precompute for i in decision.precomputes}
+    return {key for key in wanted if key is not None}

@@ -1,0 +1,117 @@
+"""What the scheduler knows of one job between two events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from kvblend.actors.core.events import Hit, Job, PrefillReport
+from kvblend.actors.core.lifecycle import TERMINAL_PHASES, Phase, check_transition
+from kvblend.actors.core.planning import Decision
+from kvblend.actors.messages import Usage
+from kvblend.engine.layout import Reuse, SegmentKind
+from kvblend.store.keys import ChunkKey
+
+EndKind = Literal["cancelled", "deadline", "fault"]
+
+
+@dataclass(slots=True)
+class Entry:
+    """One job.
+
+    `pages` are reserved KV pages; `waits` are keys that other jobs are computing for it; `waits_for` is the request
+    whose first token comes before it; `owns` are keys it computes itself, with their segments; `ending` is how it will
+    end after the step it is in; `rounds` counts how often it waited for chunks.
+    """
+
+    job: Job
+    accepted_s: float
+    phase: Phase = Phase.QUEUED
+    pages: int = 0
+    looking_up: bool = False
+    stalled: bool = False
+    in_step: bool = False
+    loads: bool = False
+    replans: int = 0
+    ending: tuple[EndKind, str] | None = None
+    replan: str = ""
+    rounds: int = 0
+    waits: set[ChunkKey] = field(default_factory=set)
+    waits_for: str | None = None
+    owns: dict[ChunkKey, int] = field(default_factory=dict)
+    stores_left: int = 0
+    created: bool = False
+    hits: tuple[Hit, ...] = ()
+    decision: Decision | None = None
+    prefill: PrefillReport | None = None
+    output_tokens: int = 0
+    silent_ids: tuple[int, ...] = ()
+    admitted_s: float = 0.0
+    first_token_s: float | None = None
+    compute_ms: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def request_id(self) -> str:
+        """The job's id."""
+        return self.job.request_id
+
+    def move(self, phase: Phase) -> None:
+        """Change the phase. Raises IllegalTransition."""
+        check_transition(self.request_id, self.phase, phase)
+        self.phase = phase
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it may be admitted as soon as there is room."""
+        return self.phase is Phase.QUEUED and not self.looking_up and not self.waits and self.waits_for is None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the terminal event is out."""
+        return self.phase in TERMINAL_PHASES
+
+    def usage(self, now_s: float) -> Usage:
+        """The figures so far."""
+        layout = self.job.layout
+        chunks = {index for index, _ in layout.chunks()}
+        usage = Usage(mode=self.job.mode, prompt_tokens=layout.num_tokens, output_tokens=self.output_tokens)
+        if self.decision is None:
+            return replace(usage, tokens_fresh=layout.num_tokens, total_ms=1e3 * (now_s - self.accepted_s))
+        plan = self.decision.plan
+        hit_chunks = sum(hit.segment in chunks for hit in self.hits)
+        tiers: dict[str, int] = {}
+        for hit in self.hits:
+            tiers[hit.tier] = tiers.get(hit.tier, 0) + 1
+        fresh, budget = plan.count(Reuse.FRESH), plan.budget
+        usage = replace(
+            usage,
+            chunk_hits=hit_chunks,
+            chunk_misses=len(chunks) - hit_chunks,
+            tokens_reused=layout.num_tokens - fresh - budget,
+            tokens_recomputed=budget,
+            tokens_fresh=fresh,
+            recompute_ratio=plan.recompute_ratio,
+            ttft_ms=1e3 * (self.first_token_s - self.accepted_s) if self.first_token_s is not None else 0.0,
+            total_ms=1e3 * (now_s - self.accepted_s),
+            queue_ms=1e3 * (self.admitted_s - self.accepted_s),
+            compute_ms=self.compute_ms,
+            tiers=tiers,
+            notes=(*self.decision.notes, *self.notes),
+        )
+        done = self.prefill
+        if done is None:
+            return usage
+        return replace(
+            usage,
+            tokens_reused=done.tokens_reused,
+            tokens_recomputed=done.tokens_recomputed,
+            tokens_fresh=done.tokens_fresh,
+            charged_ratio=done.charged_ratio,
+            load_ms=done.load_ms,
+        )
+
+    def last_chunk_tokens(self) -> int:
+        """Tokens of a precompute job's chunk."""
+        last = self.job.layout.segments[-1]
+        return len(last.token_ids) if last.kind is SegmentKind.CHUNK else 0

@@ -1,0 +1,23 @@
+"""What the scheduler's core may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvblend.actors.core.planning import Conditioning
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """KV pages of `page_tokens` tokens, sequences at a time, rows per step, and the rules of planning."""
+
+    pages: int
+    page_tokens: int = 16
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 8192
+    blend_min_tokens: int = 256
+    conditioning: Conditioning = "system"
+
+    def pages_of(self, tokens: int) -> int:
+        """Pages that hold this many tokens."""
+        return -(-tokens // self.page_tokens)

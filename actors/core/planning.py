@@ -1,0 +1,121 @@
+"""From a prompt and what the store has of it to a plan: keys to look up, reuse marks, what to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvblend.actors.core.events import Hit, Job, SegmentKeys
+from kvblend.actors.messages import Mode
+from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
+from kvblend.store.keys import ChunkKey
+
+Conditioning = Literal["system", "bare"]
+
+
+def segment_keys(
+    layout: PromptLayout, mode: Mode, conditioning: Conditioning, fingerprint: str, salt: str
+) -> tuple[SegmentKeys, ...]:
+    """The keys of every segment (algorithm.md, "Prompt, segments and keys").
+
+    Order of lookup: exact for this prompt, the server's conditioning, bare. The first chunk takes nothing but its exact
+    variant: it is computed fresh once and stored. `full` neither looks up nor stores; `prefix` takes exact hits.
+    """
+    if mode == "full":
+        return tuple(SegmentKeys() for _ in layout.segments)
+    system: tuple[int, ...] = ()
+    before: list[int] = []
+    keys: list[SegmentKeys] = []
+    for index, segment in enumerate(layout.segments):
+        exact = ChunkKey.of(fingerprint, salt, before, segment.token_ids)
+        if segment.kind is SegmentKind.SYSTEM:
+            system = segment.token_ids
+            keys.append(SegmentKeys(((exact, True),), keep=exact))
+        elif segment.kind is SegmentKind.CHUNK:
+            own = ChunkKey.of(fingerprint, salt, system if conditioning == "system" else (), segment.token_ids)
+            bare = ChunkKey.of(fingerprint, salt, (), segment.token_ids)
+            first = not before or before == list(system)
+            others = [] if first or mode == "prefix" else [k for k in dict.fromkeys((own, bare)) if k != exact]
+            keys.append(
+                SegmentKeys(
+                    ((exact, True), *((key, False) for key in others)),
+                    keep=exact if first else None,
+                    precompute=None if own == exact else own,
+                )
+            )
+        else:
+            keys.append(SegmentKeys())
+        if index + 1 < len(layout.segments):
+            before.extend(segment.token_ids)
+    return tuple(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a request does with its hits. `used` segments are loaded, `captures` kept, `precomputes` queued after it."""
+
+    plan: BlendPlan
+    used: tuple[int, ...]
+    captures: tuple[int, ...]
+    precomputes: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def decide(job: Job, hits: Sequence[Hit], blend_min_tokens: int) -> Decision:
+    """Turn hits into a plan.
+
+    In `prefix` mode hits behind the first miss are dropped: a prefix ends there. In `blend` mode fewer B-rows than
+    `blend_min_tokens` are not worth the passes and are computed fresh, which the notes say.
+    """
+    layout, notes = job.layout, []
+    marks = [Reuse.FRESH] * len(layout.segments)
+    for hit in hits:
+        marks[hit.segment] = Reuse.EXACT if hit.exact else Reuse.CACHED
+    if job.mode == "prefix":
+        end = next((i for i, mark in enumerate(marks) if mark is not Reuse.EXACT), len(marks))
+        marks = [mark if i < end else Reuse.FRESH for i, mark in enumerate(marks)]
+    ratio = job.recompute_ratio if job.mode == "blend" else 0.0
+    if job.kind == "precompute":
+        marks[-1] = Reuse.FRESH
+    plan = BlendPlan.of(layout, marks, ratio)
+    cached = plan.count(Reuse.CACHED)
+    if job.mode == "blend" and 0 < cached < blend_min_tokens:
+        notes.append(f"{cached} cached tokens are fewer than blend_min_tokens {blend_min_tokens}: computed fresh")
+        marks = [Reuse.FRESH if mark is Reuse.CACHED else mark for mark in plan.reuse]
+        plan = BlendPlan.of(layout, marks, ratio)
+    found = {hit.segment for hit in hits}
+    captures, precomputes = [], []
+    for index, (segment, keys) in enumerate(zip(layout.segments, job.keys, strict=True)):
+        if index in found:
+            continue
+        if keys.keep is not None and segment.end <= plan.exact_end:
+            captures.append(index)
+        if keys.precompute is not None and job.kind == "generate":
+            precomputes.append(index)
+    used = tuple(i for i, mark in enumerate(plan.reuse) if mark is not Reuse.FRESH)
+    return Decision(plan, used, tuple(captures), tuple(precomputes), tuple(notes))
+
+
+def precompute_job(request_id: str, job: Job, segment: int, conditioning: Conditioning) -> Job:
+    """The job that computes one missed chunk behind the server's conditioning and stores it."""
+    chunk = job.layout.segments[segment]
+    key = job.keys[segment].precompute
+    if key is None:
+        raise ValueError(f"segment {segment} of {job.request_id} has no KV of its own to compute")
+    parts = [(SegmentKind.CHUNK, chunk.token_ids)]
+    keys = [SegmentKeys(((key, True),), keep=key)]
+    head = job.layout.segments[0]
+    if conditioning == "system" and head.kind is SegmentKind.SYSTEM:
+        parts.insert(0, (SegmentKind.SYSTEM, head.token_ids))
+        keys.insert(0, job.keys[0])
+    return Job(
+        request_id,
+        "precompute",
+        PromptLayout.of(parts),
+        tuple(keys),
+        "blend",
+        0.0,
+        job.options,
+        job.sampling,
+    )

@@ -1,0 +1,133 @@
+"""The scheduler's pure core: all jobs in order of arrival. Events in, commands out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvblend.actors.core import events as ev
+from kvblend.actors.core.admission import Admission
+from kvblend.actors.core.endings import Endings
+from kvblend.actors.core.entry import Entry
+from kvblend.actors.core.lifecycle import Phase
+from kvblend.actors.core.limits import Limits
+from kvblend.actors.core.stepping import Stepping
+from kvblend.store.keys import ChunkKey
+
+
+class InvariantBroken(RuntimeError):
+    """`validate` found the core's state inconsistent; the message says where."""
+
+
+class SchedulerState:
+    """All jobs, in order of arrival. One step is in flight at most; feedback is never waited for.
+
+    `inflight` maps the key of every chunk that is being computed to the job that does it. `story_length` events per
+    request are kept for `story`.
+    """
+
+    def __init__(self, limits: Limits, new_id: Callable[[], str], story_length: int = 64) -> None:
+        self.limits = limits
+        self.new_id = new_id
+        self.entries: dict[str, Entry] = {}
+        self.inflight: dict[ChunkKey, str] = {}
+        self.step: tuple[str, ...] | None = None
+        self.pages_used = 0
+        self.admission = Admission(self)
+        self.stepping = Stepping(self)
+        self.endings = Endings(self)
+        self._story_length = story_length
+        self._stories: dict[str, list[str]] = {}
+
+    def handle(self, event: ev.SchedulerEvent) -> list[ev.SchedulerCommand]:
+        """Apply one event; the commands are to be performed in order."""
+        out: list[ev.SchedulerCommand] = []
+        self._note(event)
+        match event:
+            case ev.Submitted(job, at_s):
+                self.entries[job.request_id] = Entry(job, at_s)
+            case ev.CancelRequested():
+                self.endings.cancel(event, out)
+            case ev.LookedUp():
+                self.admission.looked_up(event, out)
+            case ev.FirstLayerLoaded(request_id):
+                entry = self.entries.get(request_id)
+                if entry is not None and entry.phase is Phase.LOADING:
+                    entry.move(Phase.PREFILLING)
+            case ev.Unstalled(request_id):
+                if request_id in self.entries:
+                    self.entries[request_id].stalled = False
+            case ev.LoadFailed():
+                self.admission.load_failed(event, out)
+            case ev.StepDone():
+                self.stepping.step_done(event, out)
+            case ev.Stored():
+                self.endings.stored(event, out)
+            case ev.PeerCrashed():
+                self.endings.peer_crashed(event, out)
+        self.admission.admit(event.at_s, out)
+        self.stepping.plan_step(out)
+        return out
+
+    @property
+    def idle(self) -> bool:
+        """Nothing queued, running or being stored."""
+        return not self.entries and not self.inflight and self.step is None
+
+    def running(self) -> Iterator[Entry]:
+        """Entries that hold KV pages."""
+        return (entry for entry in self.entries.values() if entry.pages)
+
+    def return_pages(self, entry: Entry) -> None:
+        """Give an entry's KV pages back to the count."""
+        self.pages_used -= entry.pages
+        entry.pages = 0
+
+    def validate(self) -> None:
+        """Raise InvariantBroken where the state contradicts itself. For tests and debugging."""
+        held = sum(entry.pages for entry in self.entries.values())
+        problems = []
+        if held != self.pages_used:
+            problems.append(f"{self.pages_used} pages counted, {held} held")
+        if not 0 <= self.pages_used <= self.limits.pages:
+            problems.append(f"{self.pages_used} of {self.limits.pages} pages used")
+        if sum(1 for _ in self.running()) > self.limits.max_num_seqs:
+            problems.append(f"more than {self.limits.max_num_seqs} sequences run")
+        for entry in self.entries.values():
+            storing = entry.job.kind == "precompute" and entry.prefill is not None
+            active = entry.looking_up or (entry.phase is not Phase.QUEUED and not storing)
+            if active != bool(entry.pages):
+                problems.append(f"{entry.request_id} is {entry.phase} with {entry.pages} pages")
+            if entry.ended:
+                problems.append(f"{entry.request_id} has ended and is still an entry")
+            if entry.in_step != (self.step is not None and entry.request_id in self.step):
+                problems.append(f"{entry.request_id} disagrees about being in the step")
+            problems += [
+                f"{entry.request_id} waits for a key nobody computes" for k in entry.waits - set(self.inflight)
+            ]
+        if problems:
+            raise InvariantBroken("; ".join(problems))
+
+    def story(self, request_id: str) -> str:
+        """What happened to one request, an event a line."""
+        return "\n".join(self._stories.get(request_id, [])) or f"nothing is known of {request_id}"
+
+    def _note(self, event: ev.SchedulerEvent) -> None:
+        name = type(event).__name__
+        if isinstance(event, ev.StepDone):
+            lines = [(result.request_id, f"{name} {result.status}") for result in event.results]
+        elif isinstance(event, ev.Submitted):
+            lines = [(event.job.request_id, f"{name} {event.job.kind} of {event.job.layout.num_tokens} tokens")]
+        elif isinstance(event, ev.PeerCrashed):
+            lines = [(request_id, f"{name} {event.name}") for request_id in self.entries]
+        else:
+            lines = [(event.request_id, name)]
+        for request_id, line in lines:
+            story = self._stories.setdefault(request_id, [])
+            story.append(f"{event.at_s:.6f} {line}")
+            if len(story) > self._story_length:
+                del story[1]
+        while len(self._stories) > 4 * self._story_length + len(self.entries):
+            gone = next((key for key in self._stories if key not in self.entries), None)
+            if gone is None:
+                return
+            del self._stories[gone]

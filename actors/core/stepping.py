@@ -1,0 +1,105 @@
+"""Steps: who computes how many rows next, and what a finished step means for each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvblend.actors.core import events as ev
+from kvblend.actors.core.entry import Entry
+from kvblend.actors.core.lifecycle import Phase
+from kvblend.actors.messages import Delta
+
+if TYPE_CHECKING:
+    from kvblend.actors.core.scheduler import SchedulerState
+
+# float32 kernels of different shapes differ by about 1e-6; bfloat16 storage by 4e-3. A wrong position or model: ~1
+PARITY_ERROR_MAX = 0.02
+
+
+class Stepping:
+    """Plans one step at a time: every decoding sequence's row first, then prefills in order of arrival."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+
+    def plan_step(self, out: list[ev.SchedulerCommand]) -> None:
+        """Ask for the next step unless one is running or nothing is due."""
+        state = self._state
+        if state.step is not None:
+            return
+        ready = [e for e in state.entries.values() if e.phase in (Phase.PREFILLING, Phase.DECODING) and not e.stalled]
+        decoding = [entry for entry in ready if entry.phase is Phase.DECODING]
+        prefilling = [entry for entry in ready if entry.phase is Phase.PREFILLING and entry.prefill is None]
+        items = [ev.StepItem(entry.request_id, 1) for entry in decoding]
+        left = state.limits.max_num_batched_tokens - len(decoding)
+        for entry in prefilling:
+            if left <= 0:
+                break
+            rows = min(left, entry.job.layout.num_tokens)
+            items.append(ev.StepItem(entry.request_id, rows))
+            left -= rows
+        if not items:
+            return
+        state.step = tuple(item.request_id for item in items)
+        for request_id in state.step:
+            state.entries[request_id].in_step = True
+        out.append(ev.RunStep(tuple(items)))
+
+    def step_done(self, event: ev.StepDone, out: list[ev.SchedulerCommand]) -> None:
+        """Take every item's result; cancels and re-plans that came meanwhile are carried out now."""
+        state = self._state
+        members, state.step = state.step or (), None
+        for request_id in members:
+            if request_id in state.entries:
+                state.entries[request_id].in_step = False
+        for result in event.results:
+            entry = state.entries.get(result.request_id)
+            if entry is None:
+                continue
+            entry.compute_ms += event.compute_ms
+            if entry.ending is not None:
+                state.endings.end_early(entry, event.at_s, out)
+            elif result.status == "failed":
+                state.endings.fail(entry, "internal", result.error, out)
+            elif entry.replan and result.status not in ("sampled", "prefilled"):
+                state.admission.plan_again(entry, out)
+            else:
+                self._advance(entry, result, event.at_s, out)
+
+    def _advance(self, entry: Entry, result: ev.ItemResult, at_s: float, out: list[ev.SchedulerCommand]) -> None:
+        entry.replan = ""
+        entry.stalled = result.status == "stalled"
+        if result.prefill is not None:
+            self._prefill_done(entry, result.prefill, out)
+        if result.status == "prefilled":
+            self._state.endings.finish(entry, "stop", at_s, out)
+            return
+        if result.sampled is None:
+            return
+        if entry.first_token_s is None:
+            entry.first_token_s = at_s
+            self._state.endings.release_precomputes(entry)
+        entry.output_tokens += 1
+        entry.silent_ids = (*entry.silent_ids, result.sampled.token_id)
+        if result.sampled.text:
+            out.append(ev.Emit(entry.request_id, Delta(entry.request_id, result.sampled.text, entry.silent_ids)))
+            entry.silent_ids = ()
+        if result.sampled.stopped:
+            self._state.endings.finish(entry, "stop", at_s, out)
+        elif entry.output_tokens >= entry.job.sampling.max_tokens:
+            self._state.endings.finish(entry, "length", at_s, out)
+        elif entry.phase is Phase.PREFILLING:
+            entry.move(Phase.DECODING)
+
+    def _prefill_done(self, entry: Entry, report: ev.PrefillReport, out: list[ev.SchedulerCommand]) -> None:
+        """All layers are in place: leases close, captured segments go to the store."""
+        entry.prefill = report
+        if report.parity_error > PARITY_ERROR_MAX:
+            entry.notes.append(f"layer 0 of stored and fresh keys differs by {report.parity_error:.2g} of their size")
+        if entry.loads:
+            out.append(ev.Release(entry.request_id))
+            entry.loads = False
+        for key, segment in entry.owns.items():
+            ids = entry.job.layout.segments[segment].token_ids
+            entry.stores_left += 1
+            out.append(ev.StoreSegment(entry.request_id, segment, key, ids))

@@ -1,0 +1,298 @@
+"""The running system: three actors, one device thread, one store, and the streams of all accepted requests."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from kvblend.actors.core import events as ev
+from kvblend.actors.core.events import Job
+from kvblend.actors.errors import RequestError
+from kvblend.actors.ingest import IngestRun
+from kvblend.actors.messages import Accepted, Failed, Generate, StreamEvent
+from kvblend.actors.requests import JobBuilder, check_request
+from kvblend.actors.runtime.device_thread import DeviceThread
+from kvblend.actors.runtime.mailbox import MailboxClosed, MailboxFull
+from kvblend.actors.settings import Settings
+from kvblend.actors.signals import WhenIdle
+from kvblend.actors.streams import TokenStream
+from kvblend.actors.troupe import Troupe
+from kvblend.engine.assembly import Engine, assemble_engine
+from kvblend.store.format import KVShape
+from kvblend.store.stats import StoreStats
+from kvblend.store.store import ChunkStore
+
+T = TypeVar("T")
+log = logging.getLogger("kvblend.system")
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether requests are taken, and if not, why."""
+
+    ok: bool
+    reasons: tuple[str, ...]
+    details: dict[str, object] = field(default_factory=dict)
+
+
+class System:
+    """Takes requests, answers with streams. Make it with `start`, end it with `close`, all on one loop.
+
+    Every accepted request's stream ends with exactly one terminal event, whatever crashes.
+    """
+
+    def __init__(self, settings: Settings, model: str, engine: Engine, device: DeviceThread, store: ChunkStore) -> None:
+        """Use `start`."""
+        self.settings = settings
+        self.model = model
+        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._engine = engine
+        self._device = device
+        self._store = store
+        self._jobs = JobBuilder(settings, engine)
+        self._streams: dict[str, TokenStream] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._ingests: dict[str, asyncio.Task[None]] = {}
+        self._endings: dict[str, tuple[str, bool]] = {}
+        self._quiet = asyncio.Event()
+        self._counter = itertools.count(1)
+        self._draining = False
+        self._closed = False
+        self._prompts = ThreadPoolExecutor(2, thread_name_prefix="kvblend-prompt")
+        self._troupe = Troupe(settings, engine, device, store, self._emit, self._lost)
+        self._troupe.fatal.add_done_callback(self._give_up)
+
+    @classmethod
+    async def start(cls, settings: Settings, model_path: Path, model_name: str) -> System:
+        """Load the model, open the store, start the actors.
+
+        Raises what the loaders raise for a bad model (ValueError), and StoreUnusable.
+        """
+        device = DeviceThread(capacity=8 * settings.max_num_seqs + 64)
+        await device.start()
+        store = None
+        try:
+            engine = await device.submit(
+                assemble_engine,
+                model_path,
+                settings.dtype,
+                settings.device,
+                settings.attention,
+                settings.kv_tokens_max,
+                settings.threads,
+            )
+            if settings.check_layer >= engine.config.num_layers:
+                last = engine.config.num_layers - 1
+                raise RequestError(
+                    "invalid_request", f"check_layer is {settings.check_layer}; the model has layers 0..{last}",
+                    "check_layer",
+                )  # fmt: skip
+            config = engine.config
+            shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, engine.dtype)
+            store = await ChunkStore.open(settings.store, shape, engine.fingerprint, settings.host_bytes_budget)
+            log.info("attention: %s", engine.attention)
+            return cls(settings, model_name, engine, device, store)
+        except BaseException:
+            if store is not None:
+                await store.close()
+            await device.close()
+            raise
+
+    async def submit(self, request: Generate) -> TokenStream:
+        """Check a request and take it; the stream's first event is `Accepted`.
+
+        Raises RequestError before anything is accepted. Cancelled, it leaves nothing behind.
+        """
+        self._check_open()
+        check_request(request, self.settings, self.model)
+        if request.request_id in self._streams:
+            raise RequestError("invalid_request", f"request id {request.request_id!r} is in use", "request_id")
+        stored = await self._stored_ids(request)
+        if request.generate:
+            jobs = [await self._off_loop(lambda: self._jobs.answer(request, stored))]
+        else:
+            names = [f"{request.request_id}/{index}" for index in range(len(request.documents))]
+            jobs = await self._off_loop(lambda: self._jobs.stores(request, stored, names))
+        self._check_open()
+        stream = self._open_stream(request.request_id)
+        stream.push_nowait(Accepted(request.request_id, self.model))
+        if request.generate:
+            self._post(jobs[0])
+        else:
+            self._run_ingest(request.request_id, jobs)
+        if request.deadline_ms is not None:
+            self._arm(request.request_id, request.deadline_ms)
+        return stream
+
+    def cancel_nowait(self, request_id: str, detail: str = "cancelled by the client") -> None:
+        """End this request soon with a terminal event; ids that are unknown or have ended are ignored."""
+        self._cancel(request_id, detail, deadline=False)
+
+    def ready(self) -> Readiness:
+        """The state now, with figures of the store, the actors and the model."""
+        reasons = []
+        if self._draining or self._closed:
+            reasons.append("draining: no new requests are taken")
+        if self.fatal.done():
+            reasons.append("an actor failed too often")
+        details = {
+            "model": self.model,
+            "attention": self._engine.attention,
+            "requests": len(self._streams),
+            "chunks": self._store.stats().chunks,
+            **self._troupe.figures(),
+        }
+        return Readiness(not reasons, tuple(reasons), details)
+
+    def store_stats(self) -> StoreStats:
+        """Figures of the chunk store."""
+        return self._store.stats()
+
+    def evict_host_nowait(self, chunk_id: str) -> bool:
+        """Take a chunk out of host memory (not off the disk); False where it is not there or in use."""
+        return self._store.evict_nowait(chunk_id)
+
+    def story(self, request_id: str) -> str:
+        """What the scheduler saw of one request, an event a line."""
+        return self._troupe.story(request_id)
+
+    async def settle(self, deadline_s: float = 600.0) -> None:
+        """Wait until nothing is queued, running or being stored. Raises AskTimeout."""
+        await self._troupe.scheduler.ask(WhenIdle, deadline_s)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing new; let what runs finish for `grace_s` seconds, then cancel it."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._until_quiet()
+        except TimeoutError:
+            for request_id in list(self._streams):
+                self.cancel_nowait(request_id, "the server is shutting down")
+            async with asyncio.timeout(grace_s + 60.0):
+                await self._until_quiet()
+
+    async def close(self) -> None:
+        """Cancel what runs, stop the actors, close the store and the device. Idempotent."""
+        if self._closed:
+            return
+        self._closed = self._draining = True
+        for request_id in list(self._ingests):
+            self._cancel(request_id, "the system was closed", deadline=False)
+        await asyncio.gather(*self._ingests.values(), return_exceptions=True)
+        await self._troupe.close()
+        self._lost("the system was closed")
+        await self._device.close()
+        await self._store.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._prompts.shutdown)
+
+    # ---- streams ----
+
+    def _open_stream(self, request_id: str) -> TokenStream:
+        stream = TokenStream(request_id, lambda name: self._cancel(name, "the client went away", deadline=False))
+        self._streams[request_id] = stream
+        return stream
+
+    def _emit(self, event: StreamEvent) -> None:
+        """Events of jobs that nobody listens to (queued precomputes) end here."""
+        stream = self._streams.get(event.request_id)
+        if stream is None:
+            return
+        stream.push_nowait(event)
+        if stream.ended:
+            del self._streams[event.request_id]
+            timer = self._timers.pop(event.request_id, None)
+            if timer is not None:
+                timer.cancel()
+            if not self._streams:
+                self._quiet.set()
+
+    def _lost(self, reason: str) -> None:
+        for request_id in list(self._streams):
+            self._emit(Failed(request_id, "internal", reason))
+
+    def _give_up(self, cause: asyncio.Future[BaseException]) -> None:
+        self._lost(f"the system failed: {cause.result()}" if not cause.cancelled() else "the system failed")
+        if not self.fatal.done():
+            self.fatal.set_result(None)
+
+    async def _until_quiet(self) -> None:
+        while self._streams:
+            self._quiet.clear()
+            await self._quiet.wait()
+
+    # ---- intake ----
+
+    def _check_open(self) -> None:
+        if self._draining or self._closed or self.fatal.done():
+            raise RequestError("overloaded", "the server takes no new requests: it is shutting down", retry_after_s=5.0)
+        if len(self._streams) >= self.settings.queue_requests_max:
+            limit = self.settings.queue_requests_max
+            raise RequestError("overloaded", f"{limit} requests are waiting or running; try later", retry_after_s=1.0)
+
+    async def _stored_ids(self, request: Generate) -> dict[int, tuple[int, ...]]:
+        found: dict[int, tuple[int, ...]] = {}
+        for index, document in enumerate(request.documents):
+            if document.id is None:
+                continue
+            ids = await self._store.token_ids(document.id)
+            if ids is None:
+                param = f"documents[{index}].id"
+                raise RequestError("not_found", f"{param} is {document.id[:80]!r}; there is no such chunk", param)
+            found[index] = ids
+        return found
+
+    async def _off_loop(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._prompts, function)
+
+    def _post(self, job: Job) -> None:
+        try:
+            self._troupe.scheduler.tell_nowait(ev.Submitted(job, time.monotonic()))
+        except (MailboxFull, MailboxClosed) as error:
+            self._emit(Failed(job.request_id, "overloaded", f"the scheduler does not take the request: {error}"))
+
+    def _cancel(self, request_id: str, detail: str, deadline: bool) -> None:
+        stream = self._streams.get(request_id)
+        if stream is None or stream.ended:
+            return
+        if request_id in self._ingests:
+            self._endings[request_id] = (detail, deadline)
+            self._ingests[request_id].cancel()
+            return
+        try:
+            self._troupe.scheduler.tell_nowait(ev.CancelRequested(request_id, detail, time.monotonic(), deadline))
+        except (MailboxFull, MailboxClosed):
+            log.warning("request %s could not be cancelled: the scheduler is not there", request_id)
+
+    def _arm(self, request_id: str, deadline_ms: float) -> None:
+        detail = f"not finished within deadline_ms {deadline_ms:g}"
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(deadline_ms / 1e3, lambda: self._cancel(request_id, detail, deadline=True))
+        if request_id in self._streams:
+            self._timers[request_id] = timer
+        else:
+            timer.cancel()
+
+    def _run_ingest(self, request_id: str, jobs: list[Job]) -> None:
+        run = IngestRun(request_id, jobs, self.settings.max_num_seqs, self._open_stream, self._post, self._emit)
+        task = asyncio.get_running_loop().create_task(run.run(), name=f"ingest {request_id}")
+        self._ingests[request_id] = task
+
+        def end(done: asyncio.Task[None]) -> None:
+            # not in the task itself: cancelled before its first step, it would never get there
+            del self._ingests[request_id]
+            detail, deadline = self._endings.pop(request_id, ("the system was closed", False))
+            if done.cancelled():
+                self._emit(run.ended_early(detail, deadline))
+            elif done.exception() is not None:
+                log.error("ingest %s failed", request_id, exc_info=done.exception())
+                self._emit(Failed(request_id, "internal", f"storing failed: {done.exception()}"))
+
+        task.add_done_callback(end)

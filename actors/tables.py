@@ -1,0 +1,56 @@
+"""Side tables: the tensors that messages speak of. Written on the loop; layers are taken by the device thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+LayerParts = Sequence[tuple[int, memoryview]]
+
+
+@dataclass(slots=True, eq=False)
+class RequestLayers:
+    """The loaded layers of one request that are not in its KV slots yet; a LayerSource for the engine.
+
+    A dict entry is put and taken whole, so the loop and the device thread need no lock.
+    """
+
+    arrived: dict[int, LayerParts] = field(default_factory=dict)
+    started_s: float = field(default_factory=time.monotonic)
+    loaded_s: float = 0.0
+
+    def put(self, layer: int, parts: LayerParts) -> None:
+        """Hand over one layer: `(first position, payload)` per segment."""
+        self.arrived[layer] = parts
+        self.loaded_s = time.monotonic()
+
+    def take(self, layer: int) -> LayerParts | None:
+        """The layer, once; None while it is not loaded."""
+        return self.arrived.pop(layer, None)
+
+    @property
+    def load_ms(self) -> float:
+        """Milliseconds from the start of loading to the last layer that arrived."""
+        return 1e3 * max(0.0, self.loaded_s - self.started_s)
+
+
+class SideTables:
+    """All requests' layers on their way in, and captured payloads on their way out."""
+
+    def __init__(self) -> None:
+        self.layers: dict[str, RequestLayers] = {}
+        self.captured: dict[tuple[str, int], list[memoryview]] = {}
+
+    def open_layers(self, request_id: str) -> RequestLayers:
+        """The request's layers, made when first asked for."""
+        return self.layers.setdefault(request_id, RequestLayers())
+
+    def close_layers(self, request_id: str) -> None:
+        """Forget the request's layers; unknown ids are ignored."""
+        self.layers.pop(request_id, None)
+
+    def drop_captured(self, request_id: str) -> None:
+        """Forget what was captured for a request and never asked for."""
+        for key in [key for key in self.captured if key[0] == request_id]:
+            del self.captured[key]

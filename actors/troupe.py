@@ -1,0 +1,126 @@
+"""The three actors and their supervisor: who is made how, and what a crash of one means for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from kvblend.actors.blender import Blender
+from kvblend.actors.core import events as ev
+from kvblend.actors.core.limits import Limits
+from kvblend.actors.core.scheduler import SchedulerState
+from kvblend.actors.loader import Loader
+from kvblend.actors.messages import StreamEvent
+from kvblend.actors.runtime.actor import ActorRef
+from kvblend.actors.runtime.device_thread import DeviceThread
+from kvblend.actors.runtime.mailbox import MailboxClosed, MailboxFull
+from kvblend.actors.runtime.supervisor import Supervisor
+from kvblend.actors.scheduler import Scheduler
+from kvblend.actors.settings import Settings
+from kvblend.actors.signals import BlenderMessage, LoaderMessage, Reset, SchedulerMessage
+from kvblend.actors.specs import SpecBuilder
+from kvblend.actors.tables import SideTables
+from kvblend.engine.assembly import Engine
+from kvblend.engine.kv import PAGE_TOKENS
+from kvblend.store.store import ChunkStore
+
+log = logging.getLogger("kvblend.actors")
+
+
+class Troupe:
+    """Scheduler, loader and blender under one supervisor.
+
+    A crashed loader or blender fails what it held (the scheduler is told); a crashed scheduler fails every request
+    (`lost` is called with the reason) and resets the other two.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        device: DeviceThread,
+        store: ChunkStore,
+        emit: Callable[[StreamEvent], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._lost = lost
+        self._check = settings.debug
+        self._limits = Limits(
+            pages=settings.kv_tokens_max // PAGE_TOKENS,
+            page_tokens=PAGE_TOKENS,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            blend_min_tokens=settings.blend_min_tokens,
+            conditioning=settings.conditioning,
+        )
+        self._ids = (f"precompute-{number}" for number in itertools.count(1))
+        self._tables = SideTables()
+        self._state = self._new_state()
+        self._supervisor = Supervisor(self._crashed)
+        specs = SpecBuilder(settings, engine.tokenizer)
+        tables, runner = self._tables, engine.runner
+        # every request has at most a submit, a deadline and two cancels on their way
+        requests = 4 * settings.queue_requests_max + 4 * settings.documents_max + 64
+        self.scheduler: ActorRef[SchedulerMessage] = self._supervisor.spawn(
+            lambda: self._new_scheduler(emit), requests, "scheduler"
+        )
+        self.blender: ActorRef[BlenderMessage] = self._supervisor.spawn(
+            lambda: Blender(runner, device, specs, tables, self.scheduler), 256, "blender"
+        )
+        self.loader: ActorRef[LoaderMessage] = self._supervisor.spawn(
+            lambda: Loader(store, tables, self.scheduler, self.blender, settings.prefetch_layers_max), 256, "loader"
+        )
+
+    @property
+    def fatal(self) -> asyncio.Future[BaseException]:
+        """Resolves when an actor crashed past its restart limit and everything has ended."""
+        return self._supervisor.fatal
+
+    def figures(self) -> dict[str, object]:
+        """Queue, KV slots and actors, for `/ready`."""
+        state = self._state
+        return {
+            "jobs": len(state.entries),
+            "sequences": sum(1 for _ in state.running()),
+            "kv_tokens_used": state.pages_used * PAGE_TOKENS,
+            "actors": {name: _plain(figures) for name, figures in self._supervisor.statistics().items()},
+        }
+
+    def story(self, request_id: str) -> str:
+        """What the scheduler saw of one request."""
+        return self._state.story(request_id)
+
+    async def close(self) -> None:
+        """Stop all three."""
+        await self._supervisor.close()
+
+    def _new_state(self) -> SchedulerState:
+        return SchedulerState(self._limits, lambda: next(self._ids))
+
+    def _new_scheduler(self, emit: Callable[[StreamEvent], None]) -> Scheduler:
+        self._state = self._new_state()
+        return Scheduler(self._state, lambda: self.loader, lambda: self.blender, emit, check=self._check)
+
+    def _crashed(self, name: str, error: BaseException, dropped: tuple[Any, ...]) -> None:
+        if name == "scheduler":
+            self._lost(f"the scheduler failed and was restarted: {type(error).__name__}")
+            self._send(self.loader, Reset())
+            self._send(self.blender, Reset())
+        elif name in ("loader", "blender"):
+            crash = ev.PeerCrashed("loader" if name == "loader" else "blender", time.monotonic())
+            self._send(self.scheduler, crash)
+
+    def _send(self, to: ActorRef[Any], message: object) -> None:
+        try:
+            to.tell_nowait(message, "system")
+        except (MailboxClosed, MailboxFull):
+            log.warning("%s was not there to hear of a crash", to.name)
+
+
+def _plain(figures: Any) -> dict[str, object]:
+    return {key: value for key, value in asdict(figures).items() if isinstance(value, int | float | str)}

@@ -1,0 +1,1 @@
+"""The wire: what others speak to. Imports nothing, so that the client stays light."""

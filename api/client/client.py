@@ -1,0 +1,133 @@
+"""`AsyncClient`: ingest texts, ask questions over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from kvblend.actors.messages import Document, IngestProgress, Mode, StoredChunk
+from kvblend.api.client.errors import GenerationFailed
+from kvblend.api.client.generation import Generation
+from kvblend.api.client.http import get_json
+from kvblend.api.client.pool import Pool
+from kvblend.api.client.wire import DocumentLike, Frame, create_frame, document_fields, websocket_url
+
+BATCH_DOCUMENTS_MAX = 64
+BATCH_CHARS_MAX = 1 << 19
+Progress = Callable[[int, int], None]
+
+
+class AsyncClient:
+    """Speaks to one server: `async with AsyncClient("ws://127.0.0.1:8000") as client: ...`.
+
+    Requests run at the same time over shared connections, opened when needed. `timeout_s` bounds connecting and the
+    wait for each next event. Bound to the event loop it is first used on; not for several threads.
+    """
+
+    def __init__(
+        self, url: str, *, model: str | None = None, timeout_s: float = 300.0, connections_max: int = 64
+    ) -> None:
+        self._url = websocket_url(url)
+        self._model = model
+        self._timeout_s = timeout_s
+        self._pool = Pool(self._url, timeout_s, connections_max)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections. Requests still running are cancelled by the server."""
+        await self._pool.close()
+
+    def generate(
+        self,
+        query: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        system: str | None = None,
+        documents: Iterable[DocumentLike] = (),
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: Sequence[str] | str | None = None,
+        mode: Mode = "blend",
+        recompute_ratio: float | None = None,
+        divergence: Literal["k", "v", "kv"] | None = None,
+        on_miss: Literal["fresh", "precompute"] | None = None,
+        deadline_ms: float | None = None,
+    ) -> Generation:
+        """A question over documents: `query`, or `messages` ending with the user's. Nothing is sent before it is read.
+
+        A document is a text, `{"title", "text"}` or `{"id"}` of one ingested before.
+        """
+        frame = create_frame(
+            query=query,
+            messages=messages,
+            system=system,
+            documents=documents,
+            model=self._model,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            stop=stop,
+            deadline_ms=deadline_ms,
+            mode=mode,
+            recompute_ratio=recompute_ratio,
+            divergence=divergence,
+            on_miss=on_miss,
+        )
+        return Generation(self._pool, frame, self._timeout_s)
+
+    async def ingest(
+        self, texts: Iterable[DocumentLike], system: str | None = None, on_progress: Progress | None = None
+    ) -> list[StoredChunk]:
+        """Store the texts' KV; returns when all are durable, one entry per text in order.
+
+        Sent in batches; `on_progress(done, total)` counts over all of them. Raises as a generation does: then earlier
+        batches are stored, and storing a text again costs nothing.
+        """
+        documents = document_fields(texts)
+        total, stored = len(documents), list[StoredChunk]()
+        for batch in split_batches(documents):
+            frame = create_frame(system=system, documents=batch, generate=False, model=self._model)
+            async with Generation(self._pool, frame, self._timeout_s) as run:
+                async for event in run:
+                    if isinstance(event, IngestProgress) and on_progress is not None:
+                        on_progress(len(stored) + event.done, total)
+            if run.result.reason != "stop":
+                raise GenerationFailed("internal", f"ingesting ended early: {run.result.detail}", None, "")
+            stored += run.result.chunks
+        return stored
+
+    async def health(self) -> bool:
+        """Whether the server is alive; ConnectionLost if it cannot be reached."""
+        status, _ = await get_json(self._url, "/health", self._timeout_s)
+        return status == 200
+
+    async def ready(self) -> dict[str, Any]:
+        """The server's readiness: `ready`, `reasons`, `model`, `details`; ConnectionLost if it cannot be reached."""
+        _, body = await get_json(self._url, "/ready", self._timeout_s)
+        return body
+
+
+def split_batches(documents: Sequence[Frame]) -> Iterator[list[Document | Frame]]:
+    """Batches small enough for one frame and for progress worth showing; a text too large alone stays alone."""
+    batch: list[Document | Frame] = []
+    chars = 0
+    for document in documents:
+        size = sum(len(value) for value in document.values() if isinstance(value, str))
+        if batch and (len(batch) >= BATCH_DOCUMENTS_MAX or chars + size > BATCH_CHARS_MAX):
+            yield batch
+            batch, chars = [], 0
+        batch.append(document)
+        chars += size
+    if batch:
+        yield batch

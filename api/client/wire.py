@@ -1,0 +1,154 @@
+"""Requests as frames and frames as typed events: `kvblend.v1.msgpack` from the client's side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import msgpack
+
+from kvblend.actors.messages import (
+    Accepted,
+    Delta,
+    Document,
+    Failed,
+    Finished,
+    IngestProgress,
+    Planned,
+    StoredChunk,
+    StreamEvent,
+    Usage,
+)
+from kvblend.api.client.errors import KvblendError, RequestRefused
+
+SUBPROTOCOL = "kvblend.v1.msgpack"
+RESPONSES_PATH = "/v1/responses"
+MESSAGE_BYTES_MAX = 4 << 20
+"""The largest frame a server takes."""
+Frame = dict[str, Any]
+DocumentLike = str | Mapping[str, str] | Document
+_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+_USAGE_NAMES = frozenset(field.name for field in dataclasses.fields(Usage))
+
+
+def websocket_url(url: str) -> str:
+    """The WebSocket address of a server given as http(s):// or ws(s):// base URL; ValueError for anything else."""
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        raise ValueError(f"url {url!r} is not an address like ws://host:port")
+    path = parts.path.rstrip("/")
+    if not path.endswith(RESPONSES_PATH):
+        path = path.removesuffix("/v1") + RESPONSES_PATH
+    return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, path, "", ""))
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of a frame; RequestRefused for what cannot be written or is larger than a server takes."""
+    try:
+        data = bytes(msgpack.packb(frame))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RequestRefused(400, "invalid_request", f"the request cannot be written as msgpack: {error}") from error
+    if len(data) > MESSAGE_BYTES_MAX:
+        message = f"the request has {len(data)} bytes; the limit is {MESSAGE_BYTES_MAX}"
+        raise RequestRefused(413, "too_large", message)
+    return data
+
+
+def decode(data: bytes | str) -> Frame:
+    """A frame from the server; KvblendError if it is not an object in msgpack."""
+    try:
+        frame = msgpack.unpackb(data) if isinstance(data, bytes) else None
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise KvblendError(f"the server sent an unreadable frame: {error}") from error
+    if not isinstance(frame, dict):
+        raise KvblendError("the server sent a frame that is not an object")
+    return frame
+
+
+def document_fields(documents: Iterable[DocumentLike]) -> list[Frame]:
+    """Documents as the wire has them: a text alone, `{title?, text}` or `{id}`."""
+    out: list[Frame] = []
+    for document in documents:
+        if isinstance(document, str):
+            out.append({"text": document})
+        elif isinstance(document, Document):
+            plain = {"title": document.title, "text": document.text} if document.title else {"text": document.text}
+            out.append(plain if document.id is None else {"id": document.id})
+        else:
+            out.append(dict(document))
+    return out
+
+
+def create_frame(
+    *,
+    query: str | None = None,
+    messages: Sequence[Mapping[str, str]] | None = None,
+    system: str | None = None,
+    documents: Iterable[DocumentLike] = (),
+    generate: bool = True,
+    model: str | None = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    stop: Sequence[str] | str | None = None,
+    deadline_ms: float | None = None,
+    mode: str | None = None,
+    recompute_ratio: float | None = None,
+    divergence: str | None = None,
+    on_miss: str | None = None,
+) -> Frame:
+    """A `response.create` frame without ids; what is None is left to the server."""
+    blend = {"mode": mode, "recompute_ratio": recompute_ratio, "divergence": divergence, "on_miss": on_miss}
+    fields: Frame = {
+        "type": "response.create",
+        "model": model,
+        "input": query,
+        "messages": None if messages is None else [dict(message) for message in messages],
+        "instructions": system,
+        "documents": document_fields(documents) or None,
+        "generate": None if generate else False,
+        "max_output_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "stop": stop if stop is None or isinstance(stop, str) else list(stop),
+        "deadline_ms": deadline_ms,
+        "blend": {name: value for name, value in blend.items() if value is not None} or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def parse_event(frame: Frame) -> StreamEvent | None:
+    """The typed event of a server frame; None for those that only repeat what others said, and for unknown ones."""
+    kind = frame.get("type")
+    response = frame.get("response") or {}
+    request_id = str(frame.get("response_id") or response.get("id") or "")
+    match kind:
+        case "response.created":
+            return Accepted(request_id, str(response.get("model", "")))
+        case "response.kv":
+            return Planned(request_id, parse_usage(frame))
+        case "response.output_text.delta":
+            return Delta(request_id, frame["delta"], tuple(frame.get("token_ids", ())))
+        case "response.ingest.progress":
+            return IngestProgress(request_id, frame["done"], frame["total"])
+        case "response.completed" | "response.incomplete":
+            chunks = tuple(StoredChunk(c["id"], c["tokens"], c["created"]) for c in response.get("chunks", ()))
+            detail = (response.get("incomplete_details") or {}).get("detail", "")
+            return Finished(request_id, response["finish_reason"], parse_usage(response["usage"]), chunks, detail)
+        case "response.failed":
+            error = response["error"]
+            return Failed(request_id, error["code"], error["message"], error.get("param"))
+        case _:
+            return None
+
+
+def parse_usage(fields: Mapping[str, Any]) -> Usage:
+    """The figures a server sent; those this version does not know are left out."""
+    known = {name: value for name, value in fields.items() if name in _USAGE_NAMES}
+    if "notes" in known:
+        known["notes"] = tuple(known["notes"])
+    return Usage(**known)

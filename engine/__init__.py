@@ -1,0 +1,1 @@
+"""Tensors and arithmetic: synchronous, deterministic, without clock, network or store."""

@@ -1,0 +1,57 @@
+"""Puts a device's engine together: threads, weights, attention backend, KV pool. Call it in the device thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvblend.engine.attention.choose import BackendUnavailable, choose_backend
+from kvblend.engine.capture import DTYPES
+from kvblend.engine.chat import ChatTemplate
+from kvblend.engine.config import ModelConfig
+from kvblend.engine.kv import SlabPool
+from kvblend.engine.loaders.load import load_model
+from kvblend.engine.runner import Runner
+from kvblend.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """All that belongs to one loaded model on one device. `attention` says which kernels run and why."""
+
+    runner: Runner
+    config: ModelConfig
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    fingerprint: str
+    dtype: str
+    attention: str
+
+
+def assemble_engine(path: Path, dtype: str, device: str, attention: str, kv_tokens_max: int, threads: int) -> Engine:
+    """Load the model at `path`. `threads` 0 leaves torch's own choice (the physical cores).
+
+    Raises BadModelFile, UnsupportedModel, BackendUnavailable, or ValueError for a dtype or device that does not exist.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; choose {', '.join(DTYPES)}")
+    where = _device(device)
+    if threads:
+        torch.set_num_threads(threads)
+    backend, line = choose_backend(attention, where, DTYPES[dtype])
+    loaded = load_model(path, DTYPES[dtype], where)
+    pool = SlabPool(loaded.model.config, kv_tokens_max, DTYPES[dtype], where)
+    runner = Runner(loaded.model, backend, pool)
+    return Engine(runner, loaded.model.config, loaded.tokenizer, loaded.template, loaded.fingerprint, dtype, line)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device {name!r} is not a device torch knows") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BackendUnavailable(f"device {name!r} was asked for; torch sees no CUDA device here; available: cpu")
+    return device

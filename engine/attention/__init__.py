@@ -1,0 +1,1 @@
+"""Attention of selected rows behind one protocol."""

@@ -1,0 +1,111 @@
+"""KV slots of running sequences: contiguous slabs behind one pool interface, accounted in pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kvblend.engine.config import ModelConfig
+
+PAGE_TOKENS = 16
+
+
+class KVExhausted(RuntimeError):
+    """A reservation exceeds what the pool has left; admission should have prevented it."""
+
+
+@dataclass(slots=True, eq=False)
+class KVSlab:
+    """KV slots of one sequence: `k` and `v` are `[num_layers, num_kv_heads, capacity, head_dim]`, k rotated."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    pages: int
+
+    @property
+    def capacity(self) -> int:
+        """Token slots."""
+        return self.k.shape[2]
+
+    def view(self, layer: int, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """k and v `[num_kv_heads, num_tokens, head_dim]` of one layer; views, nothing is copied."""
+        return self.k[layer, :, :num_tokens], self.v[layer, :, :num_tokens]
+
+    def write(self, layer: int, positions: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Put `k`, `v` `[rows, num_kv_heads, head_dim]` into the slots at `positions` (int64 `[rows]`, ascending).
+
+        `positions` are on the CPU, `slots` the same numbers on the slab's device: no look at them waits for the device.
+        """
+        rows = positions.shape[0]
+        first = int(positions[0])
+        if int(positions[-1]) - first == rows - 1:
+            self.k[layer, :, first : first + rows] = k.transpose(0, 1)
+            self.v[layer, :, first : first + rows] = v.transpose(0, 1)
+            return
+        self.k[layer].index_copy_(1, slots, k.transpose(0, 1))
+        self.v[layer].index_copy_(1, slots, v.transpose(0, 1))
+
+
+class KVPool(Protocol):
+    """Where sequences get their KV slots; one pool belongs to one device."""
+
+    tokens_max: int
+
+    def reserve(self, num_tokens: int) -> KVSlab:
+        """Slots for `num_tokens` tokens. Raises KVExhausted."""
+        ...
+
+    def release(self, slab: KVSlab) -> None:
+        """Give a slab back; a second release of the same slab is an error (ValueError)."""
+        ...
+
+    @property
+    def tokens_used(self) -> int:
+        """Token slots that are reserved, in whole pages."""
+        ...
+
+
+def pages_of(num_tokens: int) -> int:
+    """Pages that hold `num_tokens` tokens."""
+    return -(-num_tokens // PAGE_TOKENS)
+
+
+class SlabPool:
+    """A KVPool of one contiguous slab per sequence, allocated when reserved."""
+
+    def __init__(self, config: ModelConfig, tokens_max: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.tokens_max = tokens_max
+        self._shape = (config.num_layers, config.num_kv_heads, config.head_dim)
+        self._dtype, self._device = dtype, device
+        self._held: set[int] = set()
+        self._pages_used = 0
+
+    @property
+    def tokens_used(self) -> int:
+        """Token slots that are reserved, in whole pages."""
+        return self._pages_used * PAGE_TOKENS
+
+    def reserve(self, num_tokens: int) -> KVSlab:
+        """A slab for `num_tokens` tokens. Raises KVExhausted."""
+        pages = pages_of(num_tokens)
+        if (self._pages_used + pages) * PAGE_TOKENS > pages_of(self.tokens_max) * PAGE_TOKENS:
+            raise KVExhausted(f"{num_tokens} tokens do not fit beside {self.tokens_used} of {self.tokens_max}")
+        layers, heads, dim = self._shape
+        shape = (layers, heads, pages * PAGE_TOKENS, dim)
+        slab = KVSlab(
+            torch.empty(shape, dtype=self._dtype, device=self._device),
+            torch.empty(shape, dtype=self._dtype, device=self._device),
+            pages,
+        )
+        self._pages_used += pages
+        self._held.add(id(slab))
+        return slab
+
+    def release(self, slab: KVSlab) -> None:
+        """Give a slab back. Raises ValueError where it is not held."""
+        if id(slab) not in self._held:
+            raise ValueError("this slab is not held by the pool")
+        self._held.discard(id(slab))
+        self._pages_used -= slab.pages

@@ -1,0 +1,1 @@
+"""Model files: Hugging Face directories and GGUF."""

@@ -1,0 +1,1 @@
+"""Ways of choosing which cached rows are computed again."""

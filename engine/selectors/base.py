@@ -1,0 +1,84 @@
+"""A selector plans one blend as passes over layers and rows; the device step executes passes and knows no method."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+Observe = Literal["nothing", "divergence", "attention"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """Compute `rows` (int64 positions on the CPU, strictly ascending) through `layers`.
+
+    A pass starts at layer 0 (from the embedding) or where the one before it ended, with a subset of its rows.
+    With `stop` "qkv" the last layer only projects: its K and V are written, and a pass that starts at that very layer
+    goes on from there. `observe` says what the selector wants to see: "divergence" (per row, at the last layer) or
+    "attention" (per key, summed over the layers of `score_layers`, all when None).
+    """
+
+    layers: range
+    rows: torch.Tensor
+    stop: Literal["output", "qkv"] = "output"
+    observe: Observe = "nothing"
+    score_layers: frozenset[int] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Observation:
+    """What a pass showed. `key_change` and `value_change`: float32 `[rows]`, squared L2 of fresh against cached.
+
+    `attention`: float32 `[prompt tokens]`, see `engine.attention.base.attend_scored`.
+    """
+
+    rows: torch.Tensor
+    key_change: torch.Tensor | None = None
+    value_change: torch.Tensor | None = None
+    attention: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectionContext:
+    """What a selector knows beforehand: positions (int64, CPU, ascending) and the budget.
+
+    `cached_rows` are the B-rows, `fresh_rows` what must be computed in any case (question, misses, text between),
+    `question_rows` the last segment. Exact rows are in none of them.
+    """
+
+    num_layers: int
+    num_tokens: int
+    cached_rows: torch.Tensor
+    fresh_rows: torch.Tensor
+    question_rows: torch.Tensor
+    budget: int
+
+
+Passes = Generator[Pass, Observation, None]
+
+
+class Selector(Protocol):
+    """One way of choosing which cached rows are computed again."""
+
+    name: str
+
+    def passes(self, context: SelectionContext) -> Passes:
+        """Yield passes, receiving each one's Observation; the last pass must hold the prompt's last row."""
+        ...
+
+
+def merge_rows(*parts: torch.Tensor) -> torch.Tensor:
+    """Positions of all parts (disjoint), ascending."""
+    return torch.cat(parts).sort().values
+
+
+def top_rows(rows: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The `count` of `rows` with the largest score, ascending; ties fall to the earlier position."""
+    if count >= rows.shape[0]:
+        return rows
+    # a stable descending sort keeps equal scores in position order, where topk promises nothing
+    order = scores.sort(descending=True, stable=True).indices[:count]
+    return rows[order].sort().values

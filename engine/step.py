@@ -1,0 +1,270 @@
+"""One tick on the device: sweep the layers once and, at each, pack every row that is due there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from kvblend.engine.attention.base import AttentionBackend, attend_scored
+from kvblend.engine.capture import payload_tensors
+from kvblend.engine.model import Model
+from kvblend.engine.rope import rotate, rotate_into
+from kvblend.engine.selectors.base import Observation
+from kvblend.engine.sequence import Frontier, SequenceState, Slice
+
+
+@dataclass(slots=True, eq=False)
+class WorkItem:
+    """Rows of one sequence in one tick: at most `rows_max` new rows of its current pass, within `layers`."""
+
+    sequence: SequenceState
+    rows_max: int
+    layers: range | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a tick did for one sequence. "last_row": `hidden [hidden_size]` is ready for the logits.
+
+    "stalled": layer `layer` is not loaded yet. "running": more ticks are needed. `rows` were started or went on.
+    """
+
+    sequence: SequenceState
+    status: Literal["running", "stalled", "last_row", "cancelled"]
+    rows: int
+    layer: int = 0
+    hidden: torch.Tensor | None = None
+
+
+class Step:
+    """Runs ticks for one model and one attention backend."""
+
+    def __init__(self, model: Model, backend: AttentionBackend, stored_dtype: torch.dtype | None = None) -> None:
+        self.model = model
+        self.backend = backend
+        self.stored_dtype = stored_dtype or model.dtype
+
+    @torch.inference_mode()
+    def run(self, items: Sequence[WorkItem]) -> list[Outcome]:
+        """Sweep layers 0..L-1 once over `items`; each goes as far as its layers are loaded and its rows are due."""
+        tick = _Tick(self, [item for item in items if not item.sequence.cancelled])
+        for layer in range(self.model.num_layers):
+            tick.sweep(layer)
+        return [tick.outcome(item) for item in items]
+
+
+class _Tick:
+    """The state of one sweep: which items still move, and what stopped the others."""
+
+    def __init__(self, step: Step, items: Sequence[WorkItem]) -> None:
+        self.model, self.backend, self.stored_dtype = step.model, step.backend, step.stored_dtype
+        self.moving = list(items)
+        self.stalled: dict[int, int] = {}
+        self.rows: dict[int, int] = {}
+        self.finished: dict[int, torch.Tensor] = {}
+        for item in self.moving:
+            if item.sequence.slice is None:
+                self._open_slice(item)
+            assert item.sequence.slice is not None  # _open_slice made one
+            self.rows[id(item)] = item.sequence.slice.rows.shape[0]
+
+    def sweep(self, layer: int) -> None:
+        """Everything due at `layer`: install, project, observe, write, choose; then attention and MLP, packed."""
+        self.moving = [item for item in self.moving if not item.sequence.cancelled]
+        due = [item for item in list(self.moving) if self._due(item, layer) and self._install(item, layer)]
+        unprojected = [item for item in due if _slice(item).q is None]
+        if unprojected:
+            self._project(layer, unprojected)
+        due = [item for item in due if self._settle_projection(item, layer)]
+        if not due:
+            return
+        hidden = _packed([_slice(item).hidden for item in due])
+        attended = _packed([self._attend(item, layer) for item in due])
+        done = self.model.finish(layer, hidden, attended)
+        for item, rows in zip(due, done.split([_slice(i).rows.shape[0] for i in due]), strict=True):
+            current = _slice(item)
+            current.hidden, current.q, current.layer = rows, None, layer + 1
+            self._end_slice_if_done(item)
+
+    def outcome(self, item: WorkItem) -> Outcome:
+        """What became of `item` in this tick."""
+        sequence, key = item.sequence, id(item)
+        rows = self.rows.get(key, 0)
+        if sequence.cancelled:
+            return Outcome(sequence, "cancelled", rows)
+        if key in self.finished:
+            return Outcome(sequence, "last_row", rows, hidden=self.finished[key])
+        if key in self.stalled:
+            return Outcome(sequence, "stalled", rows, layer=self.stalled[key])
+        return Outcome(sequence, "running", rows)
+
+    def _due(self, item: WorkItem, layer: int) -> bool:
+        current = item.sequence.slice
+        inside = item.layers is None or layer in item.layers
+        return current is not None and current.layer == layer and inside
+
+    def _install(self, item: WorkItem, layer: int) -> bool:
+        """Put a loaded layer's keys (rotated to their positions) and values into the sequence's slots, once."""
+        sequence = item.sequence
+        if sequence.installed > layer:
+            return True
+        loaded = sequence.source.take(layer) if sequence.source is not None else None
+        if loaded is None:
+            self.stalled[id(item)] = layer
+            self.moving.remove(item)
+            return False
+        config = self.model.config
+        for start, payload in loaded:
+            k, v = payload_tensors(payload, config.num_kv_heads, config.head_dim, self.stored_dtype)
+            end = start + k.shape[1]
+            cos, sin = self.model.rope.span(start, end)
+            slots_k, slots_v = sequence.slab.view(layer, end)
+            rotate_into(slots_k[:, start:], k.to(self.model.device, self.model.dtype), cos, sin)
+            slots_v[:, start:].copy_(v)
+        sequence.installed = layer + 1
+        return True
+
+    def _project(self, layer: int, items: list[WorkItem]) -> None:
+        slices = [_slice(item) for item in items]
+        sizes = [part.rows.shape[0] for part in slices]
+        q, k, v = self.model.project(layer, _packed([part.hidden for part in slices]))
+        cos, sin = _packed([part.cos for part in slices]), _packed([part.sin for part in slices])
+        rotated_q, rotated_k = rotate(q, cos, sin), rotate(k, cos, sin)
+        parts = zip(rotated_q.split(sizes), k.split(sizes), rotated_k.split(sizes), v.split(sizes), strict=True)
+        for item, current, (part_q, part_raw, part_k, part_v) in zip(items, slices, parts, strict=True):
+            current.q = part_q
+            sequence = item.sequence
+            if sequence.capture is not None:
+                sequence.capture.record(layer, current.rows, part_raw, part_v)
+            self._observe(sequence, current, layer, part_k, part_v)
+            sequence.charges.cached_row_layers += current.cached_rows
+            sequence.charges.question_row_layers += current.question_rows
+            sequence.slab.write(layer, current.rows, current.rows_device, part_k, part_v)
+
+    def _observe(self, sequence: SequenceState, current: Slice, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Fresh against cached, before the slots are overwritten. Rotation keeps norms, so rotated keys will do."""
+        wanted = sequence.current is not None and sequence.current.observe == "divergence"
+        at_check = wanted and sequence.current is not None and layer == sequence.current.layers.stop - 1
+        if layer == 0 and sequence.context.cached_rows.numel() and not sequence.prefilled:
+            self._check_parity(sequence, current, k)
+        if not at_check:
+            return
+        old_k = sequence.slab.k[layer].index_select(1, current.rows_device).transpose(0, 1)
+        old_v = sequence.slab.v[layer].index_select(1, current.rows_device).transpose(0, 1)
+        key_change = (k - old_k).float().square().sum((1, 2)).cpu()
+        value_change = (v - old_v).float().square().sum((1, 2)).cpu()
+        seen = sequence.observation
+        if seen is None or seen.key_change is None or seen.value_change is None:
+            sequence.observation = Observation(current.rows, key_change, value_change)
+        else:
+            sequence.observation = Observation(
+                torch.cat((seen.rows, current.rows)),
+                torch.cat((seen.key_change, key_change)),
+                torch.cat((seen.value_change, value_change)),
+            )
+
+    def _check_parity(self, sequence: SequenceState, current: Slice, k: torch.Tensor) -> None:
+        """Layer-0 keys depend on token and position only: the cached ones must equal the fresh ones."""
+        cached = torch.isin(current.rows, sequence.context.cached_rows).nonzero().flatten()
+        if cached.numel():
+            slots = current.rows[cached].to(k.device)
+            old = sequence.slab.k[0].index_select(1, slots).transpose(0, 1)
+            fresh = k.index_select(0, cached.to(k.device))
+            scale = fresh.abs().max().clamp_min(torch.finfo(k.dtype).tiny)
+            error = float((old - fresh).abs().max() / scale)
+            # NaN compares as neither larger nor smaller: it must not pass for agreement
+            sequence.parity_error = max(sequence.parity_error, math.inf if math.isnan(error) else error)
+
+    def _settle_projection(self, item: WorkItem, layer: int) -> bool:
+        """End a pass that stops at the projection, if this is its layer. True when attention at `layer` is due."""
+        sequence = item.sequence
+        assert sequence.current is not None  # a moving item has a pass
+        if sequence.current.stop == "qkv" and layer == sequence.current.layers.stop - 1:
+            self._end_slice(item)
+            following = sequence.slice
+            return following is not None and following.layer == layer and following.q is not None
+        return True
+
+    def _attend(self, item: WorkItem, layer: int) -> torch.Tensor:
+        sequence, current = item.sequence, _slice(item)
+        assert sequence.current is not None  # a moving item has a pass
+        assert current.q is not None  # projected just now
+        keys = int(current.rows[-1]) + 1
+        k, v = sequence.slab.view(layer, keys)
+        running = sequence.current
+        if running.observe == "attention" and (running.score_layers is None or layer in running.score_layers):
+            out, received = attend_scored(current.rows, current.q, k, v, self.model.scale)
+            # summed on the device: the sequence brings the sum to the CPU once, when the pass ends
+            if sequence.observation is None or sequence.observation.attention is None:
+                scores = torch.zeros(sequence.num_prompt_tokens, device=received.device)
+                sequence.observation = Observation(running.rows, attention=scores)
+            assert sequence.observation.attention is not None  # just made
+            sequence.observation.attention[:keys] += received
+            return out
+        return self.backend.attend(current.attention_plan, current.q, k, v, self.model.scale)
+
+    def _end_slice_if_done(self, item: WorkItem) -> None:
+        sequence = item.sequence
+        assert sequence.current is not None  # a moving item has a pass
+        if _slice(item).layer == sequence.current.layers.stop:
+            self._end_slice(item)
+
+    def _end_slice(self, item: WorkItem) -> None:
+        """Store the slice's outputs; open the next slice of the pass, or the first one of the next pass."""
+        sequence = item.sequence
+        current = _slice(item)
+        sequence.partial.append(Frontier(current.layer, current.rows, current.hidden, current.q))
+        sequence.slice = None
+        assert sequence.current is not None  # a moving item has a pass
+        if sequence.rows_started < sequence.current.rows.shape[0]:
+            self.moving.remove(item)
+            return
+        sequence.end_pass()
+        if sequence.current is None:
+            assert sequence.frontier is not None  # the pass had rows
+            self.finished[id(item)] = sequence.frontier.hidden[-1]
+            sequence.frontier = None
+            self.moving.remove(item)
+            return
+        if sequence.current.layers.start == 0:
+            self.moving.remove(item)
+            return
+        self._open_slice(item)
+
+    def _open_slice(self, item: WorkItem) -> None:
+        sequence = item.sequence
+        running = sequence.current
+        assert running is not None  # the scheduler plans unfinished sequences only
+        rows = running.rows[sequence.rows_started : sequence.rows_started + max(1, item.rows_max)]
+        sequence.rows_started += rows.shape[0]
+        device = self.model.device
+        start, q = running.layers.start, None
+        if start == 0:
+            hidden = self.model.embed(sequence.token_ids[rows].to(device))
+        else:
+            frontier = sequence.frontier
+            assert frontier is not None  # SequenceState checked that passes follow one another
+            where = torch.searchsorted(frontier.rows, rows).to(device)
+            hidden = frontier.hidden.index_select(0, where)
+            q = frontier.q.index_select(0, where) if frontier.q is not None else None
+        rows_device = rows.to(device)
+        cos, sin = self.model.rope.gather(rows_device)
+        plan = self.backend.prepare(rows, device, self.model.dtype)
+        sequence.slice = Slice(rows, rows_device, start, hidden, q, plan, cos[:, None], sin[:, None])
+        if sequence.num_computed_tokens < sequence.num_prompt_tokens:
+            sequence.slice.cached_rows = int(torch.isin(rows, sequence.context.cached_rows).sum())
+            sequence.slice.question_rows = int((rows >= sequence.context.question_rows[0]).sum())
+
+
+def _slice(item: WorkItem) -> Slice:
+    current = item.sequence.slice
+    assert current is not None  # only items with a running slice are due
+    return current
+
+
+def _packed(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

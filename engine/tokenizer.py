@@ -1,0 +1,178 @@
+"""Text to token ids and back, on the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tokenizers
+from blake3 import blake3
+
+from kvblend.engine.config import BadModelFile
+
+_REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Tokenizer:
+    """One model's tokenizer, from the JSON form of the `tokenizers` library.
+
+    Two copies are kept: one that knows the control tokens, for the chat template's own text, and one that does not, for
+    everything a user wrote, so that no document can end a turn. A control token is an added token that is marked
+    special, ends a text, or is written in angle or square brackets; other added tokens (runs of spaces, words) are
+    vocabulary and known to both.
+
+    `add_bos` says whether the model wants `bos_id` before a text; nothing here adds it by itself. `digest` (32 bytes)
+    is the BLAKE3 of the JSON, `vocab_size` one more than the largest token id. Raises
+    BadModelFile where the JSON is not a tokenizer.
+    """
+
+    def __init__(self, source: str, *, bos_id: int | None, eos_ids: Sequence[int], add_bos: bool) -> None:
+        try:
+            data = json.loads(source)
+            # padding and truncation are settings of somebody's training run
+            data["padding"] = data["truncation"] = None
+            self._marked = _parse(data)
+            # the library numbers added tokens itself: the file's own numbers are not asked, and none may be left out
+            added = {_id_of(self._marked, t["content"]): t for t in data.get("added_tokens") or []}
+            control = {i: t for i, t in added.items() if _is_control(t, i, eos_ids)}
+            for token in control.values():
+                token["special"] = True
+            self._plain = _parse(data)
+            self._plain.encode_special_tokens = True
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BadModelFile(f"the tokenizer cannot be read: {error}") from None
+        self._control = {i: str(t["content"]) for i, t in control.items()}
+        # whatever ends or pads a text is never shown
+        self._silent = frozenset(self._control) | frozenset(eos_ids) | ({bos_id} if bos_id is not None else set())
+        self.vocab_size = max(self._marked.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._bytes = _byte_tokens(self._marked, data)
+        self.digest = blake3(source.encode()).digest()
+        self.bos_id = bos_id
+        self.eos_ids = tuple(eos_ids)
+        self.add_bos = add_bos and bos_id is not None
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Token ids of `text`; control tokens in it are recognised only where `special`.
+
+        ValueError where the text is not valid Unicode (a lone surrogate).
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text is not valid Unicode: a lone surrogate at character {error.start}") from None
+        if not text:
+            return []
+        if special:
+            return list(self._marked.encode(text, add_special_tokens=False).ids)
+        ids = list(self._plain.encode(text, add_special_tokens=False).ids)
+        return self._encode_cut(text) if not self._control.keys().isdisjoint(ids) else ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids` without control tokens; bytes that are no valid UTF-8 become U+FFFD."""
+        return str(self._marked.decode([i for i in ids if i not in self._silent], skip_special_tokens=False))
+
+    def stream(self) -> TextStream:
+        """A fresh incremental decoder."""
+        return TextStream(self)
+
+    def text_of(self, token_id: int | None) -> str:
+        """A token as the vocabulary writes it; empty for None or an unknown id."""
+        return "" if token_id is None else self._marked.id_to_token(token_id) or ""
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token as the vocabulary writes it."""
+        found = self._marked.token_to_id(token)
+        return None if found is None else int(found)
+
+    def is_silent(self, token_id: int) -> bool:
+        """Whether a token has no text of its own: control, begin or end of text."""
+        return token_id in self._silent
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether a token stands for one raw byte, so that its text depends on its neighbours."""
+        return token_id in self._bytes
+
+    def _encode_cut(self, text: str) -> list[int]:
+        """Encode text from which the vocabulary itself forms control tokens: each is cut behind its first character."""
+        pattern = "|".join(re.escape(t) for t in sorted(self._control.values(), key=len, reverse=True))
+        ids: list[int] = []
+        start = 0
+        for match in re.finditer(pattern, text):
+            ids += self._plain.encode(text[start : match.start() + 1], add_special_tokens=False).ids
+            start = match.start() + 1
+        ids += self._plain.encode(text[start:], add_special_tokens=False).ids
+        if met := self._control.keys() & set(ids):
+            raise ValueError(
+                f"text holds the control token {self._control[min(met)]!r}, which cannot be written plainly"
+            )
+        return ids
+
+
+class TextStream:
+    """Text of a growing list of token ids, given out as soon as it cannot change any more.
+
+    All pushes and the final flush joined equal `Tokenizer.decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # decoders treat the first token of a text in their own way, so the last finished tokens stand before the new
+        self._done: list[int] = []
+        self._done_text = ""
+        self._ids: list[int] = []
+        self._given = 0
+
+    def push(self, token_id: int) -> str:
+        """Take one token; the text that became certain by it, often empty."""
+        if self._tokenizer.is_silent(token_id):
+            return ""
+        self._ids.append(token_id)
+        if self._tokenizer.is_byte(token_id):
+            return ""
+        text = self._pending()
+        certain = text.rstrip(_REPLACEMENT)
+        out = certain[self._given :]
+        self._given = max(self._given, len(certain))
+        if certain == text and text:
+            self._done, self._ids, self._given = self._ids, [], 0
+            self._done_text = self._tokenizer.decode(self._done)
+        return out
+
+    def flush(self) -> str:
+        """The rest, an unfinished character as U+FFFD; the stream starts anew afterwards."""
+        out = self._pending()[self._given :] if self._ids else ""
+        self._done, self._done_text, self._ids, self._given = [], "", [], 0
+        return out
+
+    def _pending(self) -> str:
+        return self._tokenizer.decode(self._done + self._ids)[len(self._done_text) :]
+
+
+def _parse(data: dict[str, Any]) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(data))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(str(error)) from None
+
+
+def _id_of(tokenizer: tokenizers.Tokenizer, content: str) -> int:
+    found = tokenizer.token_to_id(content)
+    if found is None:
+        raise ValueError(f"the added token {content!r} has no id")
+    return int(found)
+
+
+def _is_control(token: dict[str, Any], token_id: int, eos_ids: Sequence[int]) -> bool:
+    content = str(token["content"])
+    bracketed = len(content) > 1 and content[0] + content[-1] in ("<>", "[]")
+    return bool(token.get("special")) or token_id in eos_ids or bracketed
+
+
+def _byte_tokens(tokenizer: tokenizers.Tokenizer, data: dict[str, Any]) -> frozenset[int]:
+    if "ByteFallback" not in json.dumps(data.get("decoder")):
+        return frozenset()
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    return frozenset(i for token, i in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))

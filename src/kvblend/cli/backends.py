@@ -1,0 +1,158 @@
+"""Where a command's requests run: on a server by its URL, or on a system of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from kvblend.actors.errors import RequestError
+from kvblend.actors.messages import (
+    Failed,
+    Finished,
+    Generate,
+    IngestProgress,
+    Mode,
+    StoredChunk,
+    StreamEvent,
+)
+from kvblend.api.client import AsyncClient
+from kvblend.api.client.client import split_batches
+from kvblend.api.client.wire import DocumentLike, create_frame, document_fields
+from kvblend.api.server.limits import ApiLimits
+from kvblend.api.server.requests import Create, parse_frame
+from kvblend.cli.failures import BadInput, CommandError
+
+if TYPE_CHECKING:
+    from kvblend.actors.settings import Settings
+    from kvblend.actors.system import System
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What `ask` asks."""
+
+    query: str
+    documents: tuple[DocumentLike, ...] = ()
+    system: str | None = None
+    mode: str = "blend"
+    recompute_ratio: float | None = None
+    max_tokens: int = 128
+    temperature: float = 0.0
+
+
+class Backend(Protocol):
+    """Answers questions and stores texts."""
+
+    def answer(self, question: Question) -> AsyncIterator[StreamEvent]:
+        """The events of one answer, `Finished` last; what cannot be answered raises."""
+        ...
+
+    async def ingest(self, texts: Sequence[str], system: str | None, on_progress: Progress) -> list[StoredChunk]:
+        """Store the texts; returns when they are durable."""
+        ...
+
+
+def check_question(question: Question, model: str) -> Generate:
+    """The request as a server would read it; RequestError for bad input, before any model is loaded."""
+    fields = {name: getattr(question, name) for name in Question.__slots__}
+    return _parse(create_frame(**fields), model)
+
+
+class LocalBackend:
+    """Runs on a system of this process; new chunks are durable when a request is over."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+
+    async def answer(self, question: Question) -> AsyncIterator[StreamEvent]:
+        """See `Backend.answer`."""
+        async with contextlib.aclosing(self._run(check_question(question, self._system.model))) as events:
+            async for event in events:
+                yield event
+
+    async def ingest(self, texts: Sequence[str], system: str | None, on_progress: Progress) -> list[StoredChunk]:
+        """See `Backend.ingest`."""
+        documents, stored = document_fields(texts), list[StoredChunk]()
+        for batch in split_batches(documents):
+            request = _parse(create_frame(system=system, documents=batch, generate=False), self._system.model)
+            async with contextlib.aclosing(self._run(request)) as events:
+                async for event in events:
+                    if isinstance(event, IngestProgress):
+                        on_progress(len(stored) + event.done, len(documents))
+                    elif isinstance(event, Finished):
+                        stored += event.chunks
+        return stored
+
+    async def _run(self, request: Generate) -> AsyncGenerator[StreamEvent, None]:
+        stream = await self._system.submit(request)
+        try:
+            async for event in stream:
+                if isinstance(event, Failed):
+                    raise RequestError(event.code, event.message, event.param)
+                if isinstance(event, Finished):
+                    await self._system.settle()
+                yield event
+        finally:
+            stream.abandon()
+
+
+class RemoteBackend:
+    """Runs on a server."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def answer(self, question: Question) -> AsyncIterator[StreamEvent]:
+        """See `Backend.answer`."""
+        generation = self._client.generate(
+            question.query,
+            system=question.system,
+            documents=question.documents,
+            max_tokens=question.max_tokens,
+            temperature=question.temperature,
+            mode=cast(Mode, question.mode),
+            recompute_ratio=question.recompute_ratio,
+        )
+        async with generation:
+            async for event in generation:
+                yield event
+
+    async def ingest(self, texts: Sequence[str], system: str | None, on_progress: Progress) -> list[StoredChunk]:
+        """See `Backend.ingest`."""
+        return await self._client.ingest(texts, system, on_progress)
+
+
+@contextlib.asynccontextmanager
+async def open_local(settings: Settings, name: str, path: Path) -> AsyncIterator[Backend]:
+    """A system of this process, closed on the way out."""
+    from kvblend.actors.system import System
+
+    system = await System.start(settings, path, name)
+    try:
+        yield LocalBackend(system)
+    finally:
+        await system.close()
+
+
+@contextlib.asynccontextmanager
+async def open_remote(url: str, model: str | None) -> AsyncIterator[Backend]:
+    """A connection to a server; BadInput if `url` is no address."""
+    try:
+        client = AsyncClient(url, model=model)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    async with client:
+        yield RemoteBackend(client)
+
+
+def _parse(frame: dict[str, object], model: str) -> Generate:
+    command = parse_frame(frame, f"resp_{secrets.token_hex(16)}", model, ApiLimits())
+    if not isinstance(command, Create):
+        raise CommandError("a request of the command line was not read as one")
+    return command.request

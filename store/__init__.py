@@ -1,0 +1,1 @@
+"""Bytes at rest: chunk KV on disk and in host memory."""

@@ -1,0 +1,36 @@
+"""What can go wrong with bytes at rest, as exceptions."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Anything this room raises on purpose, except ValueError for arguments that contradict each other."""
+
+
+class StoreUnusable(StoreError):
+    """The store's folder cannot be used; the message names the path and the reason, and nothing was changed there."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"store folder {path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class StoreWriteFailed(StoreError):
+    """A chunk could not be made durable; nothing of it is visible. The store goes on."""
+
+
+class ChunkError(StoreError):
+    """A chunk file that cannot be used; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ChunkDamaged(ChunkError):
+    """The bytes are not what was written, or could not be read. For the caller: a miss."""
+
+
+class ForeignFile(ChunkError):
+    """Not a chunk of this store: another kind of file, another format version, another model or shape."""

@@ -1,0 +1,81 @@
+"""A lease: the right to a chunk's layers, and the promise that they stay while it is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, Self
+
+from kvblend.store.keys import ChunkKey
+from kvblend.store.pool import PoolEntry
+from kvblend.store.reads import LayerReader
+
+Tier = Literal["host", "disk"]
+
+
+class ChunkLease:
+    """Access to one chunk until `release`, also as a context manager. `tier` is where it was when leased.
+
+    A layer is a writable memoryview of raw bytes, K then V, each `[num_kv_heads, num_tokens, head_dim]` in the store's
+    dtype, K un-rotated. It is shared by all lessees: nobody may write to it, nor use it after `release`.
+    """
+
+    __slots__ = ("_entry", "_give_back", "_reader", "_released", "key", "num_tokens", "tier")
+
+    def __init__(
+        self, entry: PoolEntry, tier: Tier, reader: LayerReader, give_back: Callable[[PoolEntry], None]
+    ) -> None:
+        """`entry` is pinned for this lease; `give_back` is called once, to unpin it."""
+        self.key: ChunkKey = entry.key
+        self.num_tokens = entry.num_tokens
+        self.tier: Tier = tier
+        self._entry = entry
+        self._give_back = give_back
+        self._reader = reader
+        self._released = False
+
+    async def layer(self, index: int) -> memoryview:
+        """Layer `index`, read and verified if it is not in memory yet.
+
+        Raises ChunkDamaged when its bytes cannot be had (the store forgets the chunk), ValueError for an index outside
+        the model's layers or a released lease.
+        """
+        ready = self.layer_nowait(index)
+        if ready is not None:
+            return ready
+        await self._reader.ensure(self._entry, (index,))
+        view = self._entry.layers[index]
+        if view is None:
+            raise RuntimeError(f"layer {index} was reported as read and is not there")
+        return view
+
+    def layer_nowait(self, index: int) -> memoryview | None:
+        """Layer `index` if it is in memory, else None. ValueError as for `layer`."""
+        self._check(index, index + 1)
+        return self._entry.layers[index]
+
+    async def prefetch(self, layers: range) -> None:
+        """Bring these layers into memory, one disk operation per contiguous run. Errors as for `layer`."""
+        if not layers:
+            return
+        self._check(min(layers), max(layers) + 1)
+        await self._reader.ensure(self._entry, layers)
+
+    def release(self) -> None:
+        """Give the lease back. A second call does nothing."""
+        if not self._released:
+            self._released = True
+            self._give_back(self._entry)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+    def _check(self, first: int, stop: int) -> None:
+        if self._released:
+            raise ValueError(f"the lease of chunk {self.key.id} was released")
+        count = len(self._entry.layers)
+        if not 0 <= first < stop <= count:
+            raise ValueError(f"layers {first}..{stop - 1} asked for; the chunk has layers 0..{count - 1}")

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Origin, Subprotocol
+
+from kvblend.api.client.http import get_json
+from kvblend.api.server.limits import ApiLimits
+from tests.api.scripted import Ready, ScriptedSystem, Server, serving
+
+
+async def refusal(server: Server, subprotocol: str = "kvblend.v1.msgpack", origin: str | None = None) -> InvalidStatus:
+    with pytest.raises(InvalidStatus) as caught:
+        async with connect(
+            f"{server.url}/v1/responses",
+            subprotocols=[Subprotocol(subprotocol)],
+            origin=None if origin is None else Origin(origin),
+            proxy=None,
+        ):
+            pass
+    return caught.value
+
+
+async def test_health_is_200_even_when_not_ready() -> None:
+    system = ScriptedSystem()
+    system.readiness = Ready(False, ("no model",))
+    async with serving(system) as server:
+        assert await get_json(server.url, "/health", 10) == (200, {"status": "ok"})
+
+
+async def test_ready_tells_model_and_details() -> None:
+    system = ScriptedSystem()
+    system.readiness = Ready(details={"chunks": 3})
+    async with serving(system) as server:
+        status, body = await get_json(server.url, "/ready", 10)
+    assert (status, body) == (200, {"ready": True, "reasons": [], "model": "scripted", "details": {"chunks": 3}})
+
+
+async def test_not_ready_is_503_with_the_reasons() -> None:
+    system = ScriptedSystem()
+    system.readiness = Ready(False, ("the store is not open",))
+    async with serving(system) as server:
+        status, body = await get_json(server.url, "/ready", 10)
+    assert (status, body["reasons"]) == (503, ["the store is not open"])
+
+
+async def test_unknown_subprotocols_are_refused_before_the_handshake() -> None:
+    async with serving(ScriptedSystem()) as server:
+        response = (await refusal(server, "other.v9")).response
+    assert response.status_code == 400
+    assert b"kvblend.v1.msgpack" in response.body
+
+
+async def test_a_known_subprotocol_behind_an_unknown_one_is_taken() -> None:
+    names = [Subprotocol("other.v9"), Subprotocol("kvblend.v1.json")]
+    async with (
+        serving(ScriptedSystem()) as server,
+        connect(f"{server.url}/v1/responses", subprotocols=names, proxy=None) as socket,
+    ):
+        assert socket.subprotocol == "kvblend.v1.json"
+
+
+async def test_a_foreign_origin_is_refused() -> None:
+    async with serving(ScriptedSystem(), origins=("https://good.example",)) as server:
+        assert (await refusal(server, origin="https://bad.example")).response.status_code == 403
+
+
+async def test_a_listed_origin_is_taken() -> None:
+    async with (
+        serving(ScriptedSystem(), origins=("https://good.example",)) as server,
+        server.peer(origin="https://good.example") as peer,
+    ):
+        await peer.create()
+        await peer.finish()
+
+
+async def test_one_connection_too_many_is_503_with_retry_after() -> None:
+    async with serving(ScriptedSystem(), ApiLimits(connections_max=1)) as server, server.peer() as peer:
+        await peer.create()
+        await peer.finish()
+        response = (await refusal(server)).response
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+
+
+async def test_a_draining_server_refuses_new_connections_with_503() -> None:
+    release = asyncio.Event()
+    system = ScriptedSystem()
+
+    async def drain(grace_s: float) -> None:
+        await release.wait()
+
+    system.drain = drain  # type: ignore[method-assign]
+    async with serving(system) as server:
+        server.stop.set()
+        while (await get_json(server.url, "/ready", 10))[0] != 503:
+            pass
+        status = (await refusal(server)).response.status_code
+        release.set()
+    assert status == 503

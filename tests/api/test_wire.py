@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from kvblend.actors.messages import (
+    Accepted,
+    Delta,
+    Failed,
+    Finished,
+    IngestProgress,
+    Planned,
+    StoredChunk,
+    StreamEvent,
+    Usage,
+)
+from kvblend.api.client.wire import create_frame, decode, encode, parse_event, parse_usage, websocket_url
+from kvblend.api.server.events import ResponseEvents, usage_fields
+from kvblend.api.server.requests import FrameIds
+
+USAGE = Usage(prompt_tokens=9, tiers={"disk": 1}, notes=("a",), charged_ratio=0.5)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://h:1", "ws://h:1/v1/responses"),
+        ("https://h/", "wss://h/v1/responses"),
+        ("ws://h:1/v1", "ws://h:1/v1/responses"),
+        ("ws://h:1/v1/responses", "ws://h:1/v1/responses"),
+        ("wss://h/base", "wss://h/base/v1/responses"),
+    ],
+)
+def test_addresses(url: str, expected: str) -> None:
+    assert websocket_url(url) == expected
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://h", "", "ws://"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="is not an address"):
+        websocket_url(url)
+
+
+def test_what_is_none_is_left_to_the_server() -> None:
+    assert create_frame(query="q") == {"type": "response.create", "input": "q"}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [
+            Accepted("resp_1", "m"),
+            Planned("resp_1", USAGE),
+            Delta("resp_1", "hé", (1, 2)),
+            Finished("resp_1", "stop", USAGE),
+        ],
+        [Accepted("resp_1", "m"), Finished("resp_1", "length", USAGE)],
+        [Accepted("resp_1", "m"), Delta("resp_1", "x", (1,)), Finished("resp_1", "cancelled", USAGE, detail="why")],
+        [Accepted("resp_1", "m"), Failed("resp_1", "deadline_exceeded", "late", "deadline_ms")],
+    ],
+)
+def test_events_survive_the_wire(events: list[StreamEvent]) -> None:
+    assert there_and_back(events, generate=True) == events
+
+
+def test_an_ingest_survives_the_wire() -> None:
+    chunks = (StoredChunk("c", 5, False),)
+    events: list[StreamEvent] = [
+        Accepted("resp_1", "m"),
+        IngestProgress("resp_1", 1, 1),
+        Finished("resp_1", "stop", USAGE, chunks),
+    ]
+    assert there_and_back(events, generate=False) == events
+
+
+def there_and_back(events: list[StreamEvent], *, generate: bool) -> list[StreamEvent]:
+    translator = ResponseEvents("resp_1", "m", 0.0, FrameIds("e", "s"), extended=True, generate=generate)
+    frames: list[dict[str, Any]] = [decode(encode(frame)) for event in events for frame in translator.translate(event)]
+    return [event for frame in frames if (event := parse_event(frame)) is not None]
+
+
+def test_every_figure_of_usage_survives() -> None:
+    values: dict[str, Any] = {}
+    for index, field in enumerate(dataclasses.fields(Usage)):
+        special: dict[str, Any] = {"mode": "full", "tiers": {"host": 2}, "notes": ("n",)}
+        values[field.name] = special.get(field.name, index)
+    usage = Usage(**values)
+    assert parse_usage(decode(encode(usage_fields(usage)))) == usage
+
+
+def test_figures_of_a_newer_server_are_left_out() -> None:
+    assert parse_usage({"prompt_tokens": 3, "tokens_dreamt": 9}) == Usage(prompt_tokens=3)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvblend.actors.errors import RequestError
+from kvblend.cli.app import app
+from tests.api.scripted import ScriptedSystem, serving
+
+KEYS = {
+    "text",
+    "mode",
+    "ttft_ms",
+    "total_ms",
+    "prompt_tokens",
+    "output_tokens",
+    "chunk_hits",
+    "chunk_misses",
+    "tokens_reused",
+    "tokens_recomputed",
+    "tokens_fresh",
+    "charged_ratio",
+    "finish_reason",
+}
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["ask", *map(str, arguments)])
+
+
+def test_json_is_one_object_with_exactly_the_promised_keys(local_system: list[Any], model_folder: Path) -> None:
+    result = invoke("--model", model_folder, "--query", "what?", "--json")
+    assert result.exit_code == 0, result.output
+    fields = json.loads(result.stdout.splitlines()[-1])
+    assert set(fields) == KEYS
+    assert (fields["text"], fields["finish_reason"], fields["tokens_reused"]) == ("one two three", "stop", 60)
+
+
+def test_the_flags_reach_the_request(local_system: list[Any], model_folder: Path, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).write_text(f"chunk {name}")
+    chunks = ("--chunk-file", tmp_path / "b", "--chunk-file", tmp_path / "a")
+    flags = ("--mode", "reuse", "--recompute-ratio", "0.3", "--max-tokens", "9", "--temperature", "0.5")
+    store = ("--store", tmp_path / "store")
+    result = invoke("--model", model_folder, *store, "--system", "be brief", *chunks, "--query", "what?", *flags)
+    assert result.exit_code == 0, result.output
+    system, settings, path = local_system[0]
+    request = system.requests[0]
+    assert (path, settings.store) == (model_folder, tmp_path / "store")
+    assert [document.text for document in request.documents] == ["chunk b", "chunk a"]
+    assert (request.system, request.messages[0].content) == ("be brief", "what?")
+    assert (request.blend.mode, request.blend.recompute_ratio) == ("reuse", 0.3)
+    assert (request.sampling.max_tokens, request.sampling.temperature) == (9, 0.5)
+
+
+def test_without_json_the_text_goes_to_stdout_and_the_table_to_stderr(
+    local_system: list[Any], model_folder: Path
+) -> None:
+    result = invoke("--model", model_folder, "--query", "what?")
+    assert result.stdout == "one two three\n"
+    assert "time to first token" in result.stderr
+
+
+def test_new_chunks_are_durable_before_it_returns(local_system: list[Any], model_folder: Path) -> None:
+    invoke("--model", model_folder, "--query", "what?")
+    assert local_system[0][0].settled == 1
+
+
+def test_the_default_store_is_in_the_cache_folder(local_system: list[Any], model_folder: Path, cache: Path) -> None:
+    invoke("--model", model_folder, "--query", "what?")
+    assert local_system[0][1].store == cache / "store"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--query", " "), "input: is empty"),
+        (("--query", "q", "--recompute-ratio", "1.5"), "recompute_ratio: is 1.5"),
+        (("--query", "q", "--temperature", "nan"), "temperature: is nan"),
+        (("--query", "q", "--max-tokens", "0"), "max_output_tokens: is 0"),
+        (("--query", "q", "--model", "nothing-here"), "neither a known name"),
+        (("--query", "q", "--chunk-file", "nothing-here"), "cannot read nothing-here"),
+        (("--query", "q", "--url", "ws://h", "--store", "s"), "--store is of no use with --url"),
+        (("--query", "q", "--url", "h:1"), "is not an address"),
+    ],
+)
+def test_bad_input_is_one_line_and_starts_nothing(
+    local_system: list[Any], arguments: tuple[str, ...], message: str
+) -> None:
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert local_system == []
+
+
+def test_a_refusal_of_the_system_is_bad_input(
+    local_system: list[Any], model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(self: object, request: object) -> None:
+        raise RequestError("invalid_request", "prompt: has 9000 tokens; the limit is 8192", "prompt")
+
+    monkeypatch.setattr(ScriptedSystem, "submit", refuse)
+    result = invoke("--model", model_folder, "--query", "what?")
+    assert (result.exit_code, result.stderr) == (2, "error: prompt: has 9000 tokens; the limit is 8192\n")
+
+
+async def test_a_server_answers_as_well(cache: Path) -> None:
+    async with serving(ScriptedSystem()) as server:
+        result = await asyncio.to_thread(invoke, "--url", server.url, "--query", "what?", "--json")
+    assert json.loads(result.stdout)["text"] == "one two three"
+
+
+async def test_a_failure_on_the_server_ends_with_1(cache: Path) -> None:
+    async def fail(_request: object, _stream: object) -> None:
+        raise RuntimeError("layer 3 broke")
+
+    async with serving(ScriptedSystem(fail)) as server:
+        result = await asyncio.to_thread(invoke, "--url", server.url, "--query", "what?")
+    assert (result.exit_code, result.stderr) == (1, "error: layer 3 broke\n")
