@@ -12,7 +12,7 @@ from kvblend.actors.runtime.actor import Actor, ActorDied, ActorRef
 from kvblend.actors.runtime.device_thread import DeviceClosed, DeviceThread
 from kvblend.actors.signals import BlenderMessage, LayerLoaded, Reset, SchedulerMessage
 from kvblend.actors.specs import SpecBuilder
-from kvblend.actors.tables import SideTables
+from kvblend.actors.tables import RequestLayers, SideTables
 from kvblend.engine.runner import Runner, TickResult
 
 log = logging.getLogger("kvblend.blender")
@@ -43,7 +43,7 @@ class Blender(Actor[BlenderMessage]):
         self._specs = specs
         self._tables = tables
         self._scheduler = scheduler
-        self._started: set[str] = set()
+        self._started: dict[str, RequestLayers] = {}
         self._captures: dict[str, tuple[int, ...]] = {}
         self._stalled: dict[str, int] = {}
 
@@ -55,18 +55,21 @@ class Blender(Actor[BlenderMessage]):
             case ev.StartSequence(job, plan, captures):
                 layers = self._tables.open_layers(job.request_id)
                 spec = self._specs.build(job, plan, captures, layers)
-                self._started.add(job.request_id)
+                self._started[job.request_id] = layers
                 self._captures[job.request_id] = captures
                 self.spawn(_await(self._device.submit(self._runner.start, spec)), f"start {job.request_id}")
-            case ev.RunStep(items):
+            case ev.RunStep(number, items):
                 pairs = [(item.request_id, item.rows_max) for item in items]
                 wanted = {name: self._captures.get(name, ()) for name, _ in pairs}
-                self.spawn(self._step(self._device.submit(run_tick, self._runner, pairs, wanted)), "step")
+                running = self._device.submit(run_tick, self._runner, pairs, wanted)
+                self.spawn(self._step(number, running), f"step {number}")
             case ev.FlagCancelled(request_id):
                 self._runner.flag_cancelled(request_id)
             case ev.FreeSequence(request_id):
                 self._free(request_id)
             case Reset():
+                for request_id in self._started:
+                    self._tables.drop_captured(request_id)
                 await self.stop()
             case _:
                 await super().handle(message)
@@ -80,8 +83,11 @@ class Blender(Actor[BlenderMessage]):
     def _free(self, request_id: str) -> None:
         self._captures.pop(request_id, None)
         self._stalled.pop(request_id, None)
-        if request_id in self._started:
-            self._started.discard(request_id)
+        layers = self._started.pop(request_id, None)
+        if layers is not None:
+            # only its own: the loader may have opened new ones for the next try of this job already
+            if self._tables.layers.get(request_id) is layers:
+                self._tables.close_layers(request_id)
             self._device.submit(self._runner.free, request_id).add_done_callback(_look_at)
 
     def _layer_loaded(self, request_id: str, layer: int) -> None:
@@ -91,11 +97,13 @@ class Blender(Actor[BlenderMessage]):
             del self._stalled[request_id]
             self._tell(ev.Unstalled(request_id, time.monotonic()))
 
-    async def _step(self, running: asyncio.Future[TickReport]) -> None:
+    async def _step(self, number: int, running: asyncio.Future[TickReport]) -> None:
         report = await running
-        self._tables.captured.update(report.captured)
+        # of a sequence that was freed meanwhile nobody will ask for anything
+        kept = {key: payloads for key, payloads in report.captured.items() if key[0] in self._started}
+        self._tables.captured.update(kept)
         results = tuple(self._translate(result) for result in report.results)
-        self._tell(ev.StepDone(results, report.compute_ms, time.monotonic()))
+        self._tell(ev.StepDone(number, results, report.compute_ms, time.monotonic()))
 
     def _translate(self, result: TickResult) -> ev.ItemResult:
         name, status = result.request_id, result.status

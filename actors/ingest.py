@@ -13,21 +13,23 @@ from kvblend.actors.streams import TokenStream
 
 
 class IngestRun:
-    """One ingest. Documents that are stored already count at once; the first failure ends the run.
+    """One ingest. `emit` gets its events, under `job_id`; each job's events come through the stream opened for it.
+
+    Documents that are stored already count at once; the first failure ends the run.
 
     Cancelled, it abandons the jobs under way; what is durable stays.
     """
 
     def __init__(
         self,
-        request_id: str,
+        job_id: str,
         jobs: Sequence[Job],
         at_once: int,
         open_stream: Callable[[str], TokenStream],
         post: Callable[[Job], None],
         emit: Callable[[StreamEvent], None],
     ) -> None:
-        self._request_id = request_id
+        self._job_id = job_id
         self._jobs = jobs
         self._limit = asyncio.Semaphore(max(1, at_once))
         self._open_stream = open_stream
@@ -45,15 +47,15 @@ class IngestRun:
         except* RequestError as errors:
             first = errors.exceptions[0]
             code = first.code if isinstance(first, RequestError) else "internal"
-            self._emit(Failed(self._request_id, code, str(first)))
+            self._emit(Failed(self._job_id, code, str(first)))
         else:
-            self._emit(Finished(self._request_id, "stop", self._usage(), self._stored()))
+            self._emit(Finished(self._job_id, "stop", self._usage(), self._stored()))
 
     def ended_early(self, detail: str, deadline: bool) -> Finished | Failed:
         """The terminal event of a run that was cancelled; what was stored by then is named."""
         if deadline:
-            return Failed(self._request_id, "deadline_exceeded", detail)
-        return Finished(self._request_id, "cancelled", self._usage(), self._stored(), detail)
+            return Failed(self._job_id, "deadline_exceeded", detail)
+        return Finished(self._job_id, "cancelled", self._usage(), self._stored(), detail)
 
     def _stored(self) -> tuple[StoredChunk, ...]:
         return tuple(self._chunks[index] for index in sorted(self._chunks))
@@ -69,7 +71,7 @@ class IngestRun:
         if finished.reason != "stop" or not finished.chunks:
             raise RequestError("internal", f"document {index} was not stored: {finished.detail or finished.reason}")
         self._chunks[index] = finished.chunks[0]
-        self._emit(IngestProgress(self._request_id, len(self._chunks), len(self._jobs)))
+        self._emit(IngestProgress(self._job_id, len(self._chunks), len(self._jobs)))
 
     def _usage(self) -> Usage:
         tokens = sum(chunk.tokens for chunk in self._chunks.values())

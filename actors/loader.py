@@ -58,6 +58,10 @@ class Loader(Actor[LoaderMessage]):
         self._by_name: dict[str, Load] = {}
         self._count = 0
 
+    async def start(self) -> None:
+        """Forget captures whose command was lost with a loader before this one."""
+        self._tables.captured.clear()
+
     async def handle(self, message: LoaderMessage) -> None:
         """Perform one command of the scheduler."""
         match message:
@@ -71,7 +75,9 @@ class Loader(Actor[LoaderMessage]):
             case ev.Release(request_id):
                 self._release(request_id)
             case ev.StoreSegment():
-                self.spawn(self._write(message), f"store {message.request_id}/{message.segment}")
+                # taken now: the release behind this command drops what nobody has asked for
+                payloads = self._tables.captured.pop((message.request_id, message.segment), None)
+                self.spawn(self._write(message, payloads), f"store {message.request_id}/{message.segment}")
             case Reset():
                 for request_id in list(self._loads):
                     self._release(request_id)
@@ -83,6 +89,7 @@ class Loader(Actor[LoaderMessage]):
         for load in [*self._loads.values(), *self._by_name.values()]:
             load.open = False
             load.close_leases()
+            self._tables.close_layers(load.job.request_id)
 
     async def _look_up(self, load: Load) -> None:
         hits: list[ev.Hit] = []
@@ -108,6 +115,8 @@ class Loader(Actor[LoaderMessage]):
             return
         for index in set(load.leases) - set(segments):
             load.leases.pop(index).release()
+        if not segments:
+            return
         load.segments = segments
         load.layers = self._tables.open_layers(request_id)
         load.layers.started_s = time.monotonic()
@@ -117,6 +126,7 @@ class Loader(Actor[LoaderMessage]):
     def _release(self, request_id: str) -> None:
         load = self._loads.pop(request_id, None)
         self._tables.close_layers(request_id)
+        self._tables.drop_captured(request_id)
         if load is None:
             return
         load.open = False
@@ -163,8 +173,7 @@ class Loader(Actor[LoaderMessage]):
         except MailboxClosed:
             log.debug("the blender is not there to hear of layer %d of %s", layer, load.job.request_id)
 
-    async def _write(self, command: ev.StoreSegment) -> None:
-        payloads = self._tables.captured.pop((command.request_id, command.segment), None)
+    async def _write(self, command: ev.StoreSegment, payloads: list[memoryview] | None) -> None:
         created, error = False, ""
         if payloads is None:
             error = "the captured KV is gone"

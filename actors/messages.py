@@ -48,7 +48,9 @@ class BlendOptions:
 
     mode: Mode = "blend"
     recompute_ratio: float | None = None
+    selector: Literal["divergence", "query"] | None = None
     divergence: Literal["k", "v", "kv"] | None = None
+    residual: Literal["none", "mean", "distance", "ridge"] | None = None
     on_miss: Literal["fresh", "precompute"] | None = None
 
 

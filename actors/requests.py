@@ -25,6 +25,9 @@ def refuse(param: str, value: object, limit: str) -> RequestError:
 
 def check_request(request: Generate, settings: Settings, model: str) -> None:
     """Raise RequestError for anything that can be told without the tokenizer."""
+    name = request.request_id
+    if not 1 <= len(name) <= 256 or name.startswith("/"):
+        raise refuse("request_id", name[:80], "it must have 1..256 characters and not begin with '/'")
     if request.model not in (None, model):
         raise RequestError("not_found", f"model {request.model!r} is not served here; served: {model!r}", "model")
     if len(request.documents) > settings.documents_max:
@@ -40,6 +43,10 @@ def check_request(request: Generate, settings: Settings, model: str) -> None:
         raise refuse("blend.mode", blend.mode, f"choose {', '.join(MODES)}")
     if ratio is not None and not 0.0 <= ratio <= 1.0:
         raise refuse("blend.recompute_ratio", ratio, "it must lie in 0..1")
+    if blend.selector not in (None, "divergence", "query"):
+        raise refuse("blend.selector", blend.selector, "choose divergence, query")
+    if blend.residual not in (None, "none", "mean", "distance", "ridge"):
+        raise refuse("blend.residual", blend.residual, "choose none, mean, distance, ridge")
     if blend.divergence not in (None, "k", "v", "kv"):
         raise refuse("blend.divergence", blend.divergence, "choose k, v, kv")
     if blend.on_miss not in (None, "fresh", "precompute"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from kvblend.actors.core.scheduler import SchedulerState
 from kvblend.actors.messages import StreamEvent
 from kvblend.actors.runtime.actor import Actor, ActorDied, ActorRef, Reply
 from kvblend.actors.runtime.mailbox import MailboxClosed
-from kvblend.actors.signals import BlenderMessage, LoaderMessage, SchedulerMessage, WhenIdle
+from kvblend.actors.signals import BlenderMessage, LoaderMessage, Reset, SchedulerMessage, WhenIdle
 
 log = logging.getLogger("kvblend.scheduler")
 
@@ -33,6 +34,15 @@ class Scheduler(Actor[SchedulerMessage]):
         self._emit = emit
         self._check = check
         self._waiting: list[Reply[bool]] = []
+
+    async def start(self) -> None:
+        """Have the others drop what a scheduler before this one asked for.
+
+        In the user lane, behind its last commands: overtaken by the reset, they would leave slots that nobody frees.
+        """
+        for ref in (self._blender(), self._loader()):
+            with contextlib.suppress(MailboxClosed):
+                await ref.tell(Reset())
 
     async def handle(self, message: SchedulerMessage) -> None:
         """Apply an event and perform the commands; or promise an answer for when all is quiet."""
@@ -61,6 +71,8 @@ class Scheduler(Actor[SchedulerMessage]):
         try:
             await to.tell(command)  # type: ignore[arg-type]  # _perform pairs them
         except ActorDied:
+            if isinstance(command, ev.FlagCancelled | ev.FreeSequence | ev.Release):
+                return  # nothing is left to be freed
             # it is being replaced: what it held and this command are lost, whoever depends on them must hear of it
             log.warning("%s was not there to take %s", name, type(command).__name__)
             crash = ev.PeerCrashed("loader" if name == "loader" else "blender", time.monotonic())

@@ -31,7 +31,9 @@ class Settings:
     salt: str = ""
     recompute_ratio: float = 0.15
     check_layer: int = 1
+    selector: Literal["divergence", "query"] = "divergence"
     divergence: Literal["k", "v", "kv"] = "k"
+    residual: Literal["none", "mean", "distance", "ridge"] = "none"
     blend_min_tokens: int = 256
     on_miss: Literal["fresh", "precompute"] = "fresh"
     host_bytes_budget: int = 2 << 30
@@ -69,7 +71,9 @@ class Settings:
             "dtype": ("float32", "bfloat16"),
             "attention": ("auto", "sdpa", "xformers"),
             "conditioning": ("system", "bare"),
+            "selector": ("divergence", "query"),
             "divergence": ("k", "v", "kv"),
+            "residual": ("none", "mean", "distance", "ridge"),
             "on_miss": ("fresh", "precompute"),
         }
         for name, allowed in choices.items():

@@ -11,6 +11,7 @@ from kvblend.engine.sampling import SamplingPlan
 from kvblend.engine.selectors.base import Selector
 from kvblend.engine.selectors.divergence import DivergenceSelector
 from kvblend.engine.selectors.plain import PlainSelector
+from kvblend.engine.selectors.query import QuerySelector
 from kvblend.engine.sequence import LayerSource
 from kvblend.engine.tokenizer import Tokenizer
 
@@ -41,4 +42,9 @@ class SpecBuilder:
     def _selector(self, job: Job, plan: BlendPlan) -> Selector:
         if plan.budget == 0:
             return PlainSelector()
-        return DivergenceSelector(self._settings.check_layer, job.options.divergence or self._settings.divergence)
+        settings, options = self._settings, job.options
+        wanted = options.residual or settings.residual
+        residual = None if wanted == "none" else wanted
+        if (options.selector or settings.selector) == "query":
+            return QuerySelector(residual=residual)
+        return DivergenceSelector(settings.check_layer, options.divergence or settings.divergence, residual)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +15,8 @@ from kvblend.actors.core import events as ev
 from kvblend.actors.core.events import Job
 from kvblend.actors.errors import RequestError
 from kvblend.actors.ingest import IngestRun
-from kvblend.actors.messages import Accepted, Failed, Generate, StreamEvent
+from kvblend.actors.messages import Accepted, Failed, Generate
+from kvblend.actors.open_requests import OpenRequests
 from kvblend.actors.requests import JobBuilder, check_request
 from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.runtime.mailbox import MailboxClosed, MailboxFull
@@ -57,16 +57,13 @@ class System:
         self._device = device
         self._store = store
         self._jobs = JobBuilder(settings, engine)
-        self._streams: dict[str, TokenStream] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._open = OpenRequests(lambda name: self._cancel(name, "the client went away", deadline=False))
         self._ingests: dict[str, asyncio.Task[None]] = {}
         self._endings: dict[str, tuple[str, bool]] = {}
-        self._quiet = asyncio.Event()
-        self._counter = itertools.count(1)
         self._draining = False
         self._closed = False
         self._prompts = ThreadPoolExecutor(2, thread_name_prefix="kvblend-prompt")
-        self._troupe = Troupe(settings, engine, device, store, self._emit, self._lost)
+        self._troupe = Troupe(settings, engine, device, store, self._open.push_of_job, self._open.fail_all)
         self._troupe.fatal.add_done_callback(self._give_up)
 
     @classmethod
@@ -110,23 +107,24 @@ class System:
 
         Raises RequestError before anything is accepted. Cancelled, it leaves nothing behind.
         """
-        self._check_open()
+        self._check_open(request.request_id)
         check_request(request, self.settings, self.model)
-        if request.request_id in self._streams:
-            raise RequestError("invalid_request", f"request id {request.request_id!r} is in use", "request_id")
         stored = await self._stored_ids(request)
+        job_id = self._open.new_job_id(request.request_id)
         if request.generate:
-            jobs = [await self._off_loop(lambda: self._jobs.answer(request, stored))]
+            numbered = replace(request, request_id=job_id)
+            jobs = [await self._off_loop(lambda: self._jobs.answer(numbered, stored))]
         else:
-            names = [f"{request.request_id}/{index}" for index in range(len(request.documents))]
+            # no request can have an id that begins like these
+            names = [self._open.new_job_id(f"/{job_id}/{index}") for index in range(len(request.documents))]
             jobs = await self._off_loop(lambda: self._jobs.stores(request, stored, names))
-        self._check_open()
-        stream = self._open_stream(request.request_id)
+        self._check_open(request.request_id)
+        stream = self._open.open(job_id)
         stream.push_nowait(Accepted(request.request_id, self.model))
         if request.generate:
             self._post(jobs[0])
         else:
-            self._run_ingest(request.request_id, jobs)
+            self._run_ingest(job_id, jobs)
         if request.deadline_ms is not None:
             self._arm(request.request_id, request.deadline_ms)
         return stream
@@ -145,7 +143,7 @@ class System:
         details = {
             "model": self.model,
             "attention": self._engine.attention,
-            "requests": len(self._streams),
+            "requests": len(self._open),
             "chunks": self._store.stats().chunks,
             **self._troupe.figures(),
         }
@@ -172,68 +170,40 @@ class System:
         self._draining = True
         try:
             async with asyncio.timeout(grace_s):
-                await self._until_quiet()
+                await self._open.until_quiet()
         except TimeoutError:
-            for request_id in list(self._streams):
+            for request_id in self._open.ids():
                 self.cancel_nowait(request_id, "the server is shutting down")
             async with asyncio.timeout(grace_s + 60.0):
-                await self._until_quiet()
+                await self._open.until_quiet()
 
     async def close(self) -> None:
         """Cancel what runs, stop the actors, close the store and the device. Idempotent."""
         if self._closed:
             return
         self._closed = self._draining = True
-        for request_id in list(self._ingests):
-            self._cancel(request_id, "the system was closed", deadline=False)
+        for ingest in self._ingests.values():
+            ingest.cancel()
         await asyncio.gather(*self._ingests.values(), return_exceptions=True)
         await self._troupe.close()
-        self._lost("the system was closed")
+        self._open.fail_all("the system was closed")
         await self._device.close()
         await self._store.close()
         await asyncio.get_running_loop().run_in_executor(None, self._prompts.shutdown)
 
-    # ---- streams ----
-
-    def _open_stream(self, request_id: str) -> TokenStream:
-        stream = TokenStream(request_id, lambda name: self._cancel(name, "the client went away", deadline=False))
-        self._streams[request_id] = stream
-        return stream
-
-    def _emit(self, event: StreamEvent) -> None:
-        """Events of jobs that nobody listens to (queued precomputes) end here."""
-        stream = self._streams.get(event.request_id)
-        if stream is None:
-            return
-        stream.push_nowait(event)
-        if stream.ended:
-            del self._streams[event.request_id]
-            timer = self._timers.pop(event.request_id, None)
-            if timer is not None:
-                timer.cancel()
-            if not self._streams:
-                self._quiet.set()
-
-    def _lost(self, reason: str) -> None:
-        for request_id in list(self._streams):
-            self._emit(Failed(request_id, "internal", reason))
-
     def _give_up(self, cause: asyncio.Future[BaseException]) -> None:
-        self._lost(f"the system failed: {cause.result()}" if not cause.cancelled() else "the system failed")
+        self._open.fail_all(f"the system failed: {cause.result()}" if not cause.cancelled() else "the system failed")
         if not self.fatal.done():
             self.fatal.set_result(None)
 
-    async def _until_quiet(self) -> None:
-        while self._streams:
-            self._quiet.clear()
-            await self._quiet.wait()
-
     # ---- intake ----
 
-    def _check_open(self) -> None:
+    def _check_open(self, request_id: str) -> None:
         if self._draining or self._closed or self.fatal.done():
             raise RequestError("overloaded", "the server takes no new requests: it is shutting down", retry_after_s=5.0)
-        if len(self._streams) >= self.settings.queue_requests_max:
+        if request_id in self._open:
+            raise RequestError("invalid_request", f"request id {request_id!r} is in use", "request_id")
+        if len(self._open) >= self.settings.queue_requests_max:
             limit = self.settings.queue_requests_max
             raise RequestError("overloaded", f"{limit} requests are waiting or running; try later", retry_after_s=1.0)
 
@@ -256,43 +226,41 @@ class System:
         try:
             self._troupe.scheduler.tell_nowait(ev.Submitted(job, time.monotonic()))
         except (MailboxFull, MailboxClosed) as error:
-            self._emit(Failed(job.request_id, "overloaded", f"the scheduler does not take the request: {error}"))
+            text = f"the scheduler does not take the request: {error}"
+            self._open.push_of_job(Failed(job.request_id, "overloaded", text))
 
     def _cancel(self, request_id: str, detail: str, deadline: bool) -> None:
-        stream = self._streams.get(request_id)
-        if stream is None or stream.ended:
+        request = self._open.get(request_id)
+        if request is None or request.cancelling:
             return
-        if request_id in self._ingests:
-            self._endings[request_id] = (detail, deadline)
-            self._ingests[request_id].cancel()
+        request.cancelling = True
+        if request.job_id in self._ingests:
+            self._endings[request.job_id] = (detail, deadline)
+            self._ingests[request.job_id].cancel()
             return
         try:
-            self._troupe.scheduler.tell_nowait(ev.CancelRequested(request_id, detail, time.monotonic(), deadline))
+            self._troupe.scheduler.tell_nowait(ev.CancelRequested(request.job_id, detail, time.monotonic(), deadline))
         except (MailboxFull, MailboxClosed):
             log.warning("request %s could not be cancelled: the scheduler is not there", request_id)
 
     def _arm(self, request_id: str, deadline_ms: float) -> None:
         detail = f"not finished within deadline_ms {deadline_ms:g}"
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(deadline_ms / 1e3, lambda: self._cancel(request_id, detail, deadline=True))
-        if request_id in self._streams:
-            self._timers[request_id] = timer
-        else:
-            timer.cancel()
+        self._open.arm(request_id, deadline_ms / 1e3, lambda: self._cancel(request_id, detail, deadline=True))
 
-    def _run_ingest(self, request_id: str, jobs: list[Job]) -> None:
-        run = IngestRun(request_id, jobs, self.settings.max_num_seqs, self._open_stream, self._post, self._emit)
-        task = asyncio.get_running_loop().create_task(run.run(), name=f"ingest {request_id}")
-        self._ingests[request_id] = task
+    def _run_ingest(self, job_id: str, jobs: list[Job]) -> None:
+        push = self._open.push_of_job
+        run = IngestRun(job_id, jobs, self.settings.max_num_seqs, self._open.open, self._post, push)
+        task = asyncio.get_running_loop().create_task(run.run(), name=f"ingest {job_id}")
+        self._ingests[job_id] = task
 
         def end(done: asyncio.Task[None]) -> None:
             # not in the task itself: cancelled before its first step, it would never get there
-            del self._ingests[request_id]
-            detail, deadline = self._endings.pop(request_id, ("the system was closed", False))
+            del self._ingests[job_id]
+            detail, deadline = self._endings.pop(job_id, ("the system was closed", False))
             if done.cancelled():
-                self._emit(run.ended_early(detail, deadline))
+                push(run.ended_early(detail, deadline))
             elif done.exception() is not None:
-                log.error("ingest %s failed", request_id, exc_info=done.exception())
-                self._emit(Failed(request_id, "internal", f"storing failed: {done.exception()}"))
+                log.error("ingest %s failed", job_id, exc_info=done.exception())
+                push(Failed(job_id, "internal", f"storing failed: {done.exception()}"))
 
         task.add_done_callback(end)

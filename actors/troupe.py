@@ -18,15 +18,15 @@ from kvblend.actors.loader import Loader
 from kvblend.actors.messages import StreamEvent
 from kvblend.actors.runtime.actor import ActorRef
 from kvblend.actors.runtime.device_thread import DeviceThread
-from kvblend.actors.runtime.mailbox import MailboxClosed, MailboxFull
+from kvblend.actors.runtime.mailbox import MailboxClosed
 from kvblend.actors.runtime.supervisor import Supervisor
 from kvblend.actors.scheduler import Scheduler
 from kvblend.actors.settings import Settings
-from kvblend.actors.signals import BlenderMessage, LoaderMessage, Reset, SchedulerMessage
+from kvblend.actors.signals import BlenderMessage, LoaderMessage, SchedulerMessage
 from kvblend.actors.specs import SpecBuilder
 from kvblend.actors.tables import SideTables
 from kvblend.engine.assembly import Engine
-from kvblend.engine.kv import PAGE_TOKENS
+from kvblend.engine.kv import PAGE_TOKENS, pages_of
 from kvblend.store.store import ChunkStore
 
 log = logging.getLogger("kvblend.actors")
@@ -36,7 +36,7 @@ class Troupe:
     """Scheduler, loader and blender under one supervisor.
 
     A crashed loader or blender fails what it held (the scheduler is told); a crashed scheduler fails every request
-    (`lost` is called with the reason) and resets the other two.
+    (`lost` is called with the reason), and the next one resets the other two.
     """
 
     def __init__(
@@ -51,23 +51,25 @@ class Troupe:
         self._lost = lost
         self._check = settings.debug
         self._limits = Limits(
-            pages=settings.kv_tokens_max // PAGE_TOKENS,
+            pages=pages_of(settings.kv_tokens_max),
             page_tokens=PAGE_TOKENS,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             blend_min_tokens=settings.blend_min_tokens,
             conditioning=settings.conditioning,
         )
-        self._ids = (f"precompute-{number}" for number in itertools.count(1))
+        self._numbers = itertools.count(1)
         self._tables = SideTables()
         self._state = self._new_state()
         self._supervisor = Supervisor(self._crashed)
         specs = SpecBuilder(settings, engine.tokenizer)
         tables, runner = self._tables, engine.runner
-        # every request has at most a submit, a deadline and two cancels on their way
+        # every request has at most a submit and a cancel on their way, so has every document that is being stored
         requests = 4 * settings.queue_requests_max + 4 * settings.documents_max + 64
+        # and every sequence a look-up, a layer, a failure and some writes
+        feedback = 8 * settings.max_num_seqs + 1024
         self.scheduler: ActorRef[SchedulerMessage] = self._supervisor.spawn(
-            lambda: self._new_scheduler(emit), requests, "scheduler"
+            lambda: self._new_scheduler(emit), requests, "scheduler", feedback
         )
         self.blender: ActorRef[BlenderMessage] = self._supervisor.spawn(
             lambda: Blender(runner, device, specs, tables, self.scheduler), 256, "blender"
@@ -100,7 +102,7 @@ class Troupe:
         await self._supervisor.close()
 
     def _new_state(self) -> SchedulerState:
-        return SchedulerState(self._limits, lambda: next(self._ids))
+        return SchedulerState(self._limits, lambda: next(self._numbers))
 
     def _new_scheduler(self, emit: Callable[[StreamEvent], None]) -> Scheduler:
         self._state = self._new_state()
@@ -109,17 +111,12 @@ class Troupe:
     def _crashed(self, name: str, error: BaseException, dropped: tuple[Any, ...]) -> None:
         if name == "scheduler":
             self._lost(f"the scheduler failed and was restarted: {type(error).__name__}")
-            self._send(self.loader, Reset())
-            self._send(self.blender, Reset())
         elif name in ("loader", "blender"):
             crash = ev.PeerCrashed("loader" if name == "loader" else "blender", time.monotonic())
-            self._send(self.scheduler, crash)
-
-    def _send(self, to: ActorRef[Any], message: object) -> None:
-        try:
-            to.tell_nowait(message, "system")
-        except (MailboxClosed, MailboxFull):
-            log.warning("%s was not there to hear of a crash", to.name)
+            try:
+                self.scheduler.tell_nowait(crash, "system")
+            except MailboxClosed:
+                log.warning("the scheduler was not there to hear of a crash of the %s", name)
 
 
 def _plain(figures: Any) -> dict[str, object]:

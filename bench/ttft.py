@@ -228,6 +228,10 @@ def main() -> None:
     parser.add_argument("--no-transformers", action="store_true", help="leave the reference prefill out")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     args = parser.parse_args()
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # as the command line sets it; torch has read the variable already, so start again
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     result = uvloop.run(run(args))
     if args.json:
         print(json.dumps(result))

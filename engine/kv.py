@@ -73,13 +73,18 @@ def pages_of(num_tokens: int) -> int:
 
 
 class SlabPool:
-    """A KVPool of one contiguous slab per sequence, allocated when reserved."""
+    """A KVPool of one contiguous slab per sequence.
+
+    Released slabs are kept for the next sequence of a like size: touching fresh memory for the first time takes as long
+    as a good part of a short blend. Kept and reserved slabs together stay within `tokens_max`.
+    """
 
     def __init__(self, config: ModelConfig, tokens_max: int, dtype: torch.dtype, device: torch.device) -> None:
         self.tokens_max = tokens_max
         self._shape = (config.num_layers, config.num_kv_heads, config.head_dim)
         self._dtype, self._device = dtype, device
-        self._held: set[int] = set()
+        self._held: dict[int, KVSlab] = {}
+        self._idle: list[KVSlab] = []
         self._pages_used = 0
 
     @property
@@ -87,25 +92,47 @@ class SlabPool:
         """Token slots that are reserved, in whole pages."""
         return self._pages_used * PAGE_TOKENS
 
+    @property
+    def tokens_allocated(self) -> int:
+        """Token slots that take up memory, kept ones included."""
+        return sum(slab.capacity for slab in [*self._held.values(), *self._idle])
+
     def reserve(self, num_tokens: int) -> KVSlab:
         """A slab for `num_tokens` tokens. Raises KVExhausted."""
         pages = pages_of(num_tokens)
-        if (self._pages_used + pages) * PAGE_TOKENS > pages_of(self.tokens_max) * PAGE_TOKENS:
+        if self._pages_used + pages > pages_of(self.tokens_max):
             raise KVExhausted(f"{num_tokens} tokens do not fit beside {self.tokens_used} of {self.tokens_max}")
-        layers, heads, dim = self._shape
-        shape = (layers, heads, pages * PAGE_TOKENS, dim)
-        slab = KVSlab(
-            torch.empty(shape, dtype=self._dtype, device=self._device),
-            torch.empty(shape, dtype=self._dtype, device=self._device),
-            pages,
-        )
+        slab = self._take_idle(pages) or self._allocate(pages)
         self._pages_used += pages
-        self._held.add(id(slab))
+        self._held[id(slab)] = slab
         return slab
 
     def release(self, slab: KVSlab) -> None:
         """Give a slab back. Raises ValueError where it is not held."""
-        if id(slab) not in self._held:
+        if self._held.pop(id(slab), None) is None:
             raise ValueError("this slab is not held by the pool")
-        self._held.discard(id(slab))
         self._pages_used -= slab.pages
+        # a new object: whoever still has the released one cannot release it a second time
+        self._idle.append(KVSlab(slab.k, slab.v, slab.pages))
+
+    def _take_idle(self, pages: int) -> KVSlab | None:
+        """The smallest kept slab that is large enough, unless more than half of it would lie fallow."""
+        fits = [slab for slab in self._idle if pages <= slab.capacity // PAGE_TOKENS <= 2 * pages]
+        if not fits:
+            return None
+        slab = min(fits, key=lambda kept: kept.capacity)
+        self._idle.remove(slab)
+        slab.pages = pages
+        return slab
+
+    def _allocate(self, pages: int) -> KVSlab:
+        room = pages_of(self.tokens_max) * PAGE_TOKENS - pages * PAGE_TOKENS
+        while self._idle and self.tokens_allocated > room:
+            self._idle.pop(0)
+        layers, heads, dim = self._shape
+        shape = (layers, heads, pages * PAGE_TOKENS, dim)
+        return KVSlab(
+            torch.empty(shape, dtype=self._dtype, device=self._device),
+            torch.empty(shape, dtype=self._dtype, device=self._device),
+            pages,
+        )

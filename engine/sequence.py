@@ -71,6 +71,11 @@ def selection_context(plan: BlendPlan, num_layers: int) -> SelectionContext:
         fresh_rows=_span_rows(plan.spans(Reuse.FRESH)),
         question_rows=torch.arange(question.start, question.end),
         budget=plan.budget,
+        cached_spans=tuple(
+            (segment.start, segment.end)
+            for segment, mark in zip(plan.layout.segments, plan.reuse, strict=True)
+            if mark is Reuse.CACHED
+        ),
     )
 
 

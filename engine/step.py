@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from kvblend.engine.attention.base import AttentionBackend, attend_scored
+from kvblend.engine.attention.base import AttentionBackend
 from kvblend.engine.capture import payload_tensors
 from kvblend.engine.model import Model
+from kvblend.engine.observing import attend_observed, check_parity, observe_divergence
 from kvblend.engine.rope import rotate, rotate_into
-from kvblend.engine.selectors.base import Observation
 from kvblend.engine.sequence import Frontier, SequenceState, Slice
 
 
@@ -82,6 +81,9 @@ class _Tick:
         due = [item for item in due if self._settle_projection(item, layer)]
         if not due:
             return
+        if layer == self.model.num_layers - 1:
+            for item in due:
+                self._keep_last_row(item)
         hidden = _packed([_slice(item).hidden for item in due])
         attended = _packed([self._attend(item, layer) for item in due])
         done = self.model.finish(layer, hidden, attended)
@@ -140,44 +142,24 @@ class _Tick:
             sequence = item.sequence
             if sequence.capture is not None:
                 sequence.capture.record(layer, current.rows, part_raw, part_v)
-            self._observe(sequence, current, layer, part_k, part_v)
+            self._observe(sequence, current, layer, part_raw, part_k, part_v)
             sequence.charges.cached_row_layers += current.cached_rows
             sequence.charges.question_row_layers += current.question_rows
             sequence.slab.write(layer, current.rows, current.rows_device, part_k, part_v)
 
-    def _observe(self, sequence: SequenceState, current: Slice, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Fresh against cached, before the slots are overwritten. Rotation keeps norms, so rotated keys will do."""
-        wanted = sequence.current is not None and sequence.current.observe == "divergence"
-        at_check = wanted and sequence.current is not None and layer == sequence.current.layers.stop - 1
-        if layer == 0 and sequence.context.cached_rows.numel() and not sequence.prefilled:
-            self._check_parity(sequence, current, k)
-        if not at_check:
+    def _observe(
+        self, sequence: SequenceState, current: Slice, layer: int, raw: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> None:
+        """Everything that compares fresh with cached, before the slots are overwritten."""
+        running = sequence.current
+        if running is None or sequence.prefilled or not sequence.context.cached_rows.numel():
             return
-        old_k = sequence.slab.k[layer].index_select(1, current.rows_device).transpose(0, 1)
-        old_v = sequence.slab.v[layer].index_select(1, current.rows_device).transpose(0, 1)
-        key_change = (k - old_k).float().square().sum((1, 2)).cpu()
-        value_change = (v - old_v).float().square().sum((1, 2)).cpu()
-        seen = sequence.observation
-        if seen is None or seen.key_change is None or seen.value_change is None:
-            sequence.observation = Observation(current.rows, key_change, value_change)
-        else:
-            sequence.observation = Observation(
-                torch.cat((seen.rows, current.rows)),
-                torch.cat((seen.key_change, key_change)),
-                torch.cat((seen.value_change, value_change)),
-            )
-
-    def _check_parity(self, sequence: SequenceState, current: Slice, k: torch.Tensor) -> None:
-        """Layer-0 keys depend on token and position only: the cached ones must equal the fresh ones."""
-        cached = torch.isin(current.rows, sequence.context.cached_rows).nonzero().flatten()
-        if cached.numel():
-            slots = current.rows[cached].to(k.device)
-            old = sequence.slab.k[0].index_select(1, slots).transpose(0, 1)
-            fresh = k.index_select(0, cached.to(k.device))
-            scale = fresh.abs().max().clamp_min(torch.finfo(k.dtype).tiny)
-            error = float((old - fresh).abs().max() / scale)
-            # NaN compares as neither larger nor smaller: it must not pass for agreement
-            sequence.parity_error = max(sequence.parity_error, math.inf if math.isnan(error) else error)
+        if layer == 0:
+            check_parity(sequence, current, k)
+        if running.observe == "divergence" and layer == running.layers.stop - 1:
+            observe_divergence(sequence, current, layer, k, v)
+        if running.residual is not None:
+            running.residual.correct(sequence.slab, layer, current.rows, raw, v, self.model.rope)
 
     def _settle_projection(self, item: WorkItem, layer: int) -> bool:
         """End a pass that stops at the projection, if this is its layer. True when attention at `layer` is due."""
@@ -189,22 +171,25 @@ class _Tick:
             return following is not None and following.layer == layer and following.q is not None
         return True
 
+    def _keep_last_row(self, item: WorkItem) -> None:
+        """Behind the last layer only a slice's last row can matter: the others have written their K and V."""
+        current, running = _slice(item), item.sequence.current
+        if running is None or running.observe == "attention" or current.rows.shape[0] == 1:
+            return
+        if current.q is not None:
+            current.q = current.q[-1:]
+        current.hidden, current.rows = current.hidden[-1:], current.rows[-1:]
+        current.rows_device = current.rows_device[-1:]
+        current.attention_plan = self.backend.prepare(current.rows, self.model.device, self.model.dtype)
+
     def _attend(self, item: WorkItem, layer: int) -> torch.Tensor:
         sequence, current = item.sequence, _slice(item)
         assert sequence.current is not None  # a moving item has a pass
         assert current.q is not None  # projected just now
-        keys = int(current.rows[-1]) + 1
-        k, v = sequence.slab.view(layer, keys)
         running = sequence.current
         if running.observe == "attention" and (running.score_layers is None or layer in running.score_layers):
-            out, received = attend_scored(current.rows, current.q, k, v, self.model.scale)
-            # summed on the device: the sequence brings the sum to the CPU once, when the pass ends
-            if sequence.observation is None or sequence.observation.attention is None:
-                scores = torch.zeros(sequence.num_prompt_tokens, device=received.device)
-                sequence.observation = Observation(running.rows, attention=scores)
-            assert sequence.observation.attention is not None  # just made
-            sequence.observation.attention[:keys] += received
-            return out
+            return attend_observed(sequence, current, current.q, self.backend, layer, self.model.scale)
+        k, v = sequence.slab.view(layer, int(current.rows[-1]) + 1)
         return self.backend.attend(current.attention_plan, current.q, k, v, self.model.scale)
 
     def _end_slice_if_done(self, item: WorkItem) -> None:
@@ -239,7 +224,9 @@ class _Tick:
         sequence = item.sequence
         running = sequence.current
         assert running is not None  # the scheduler plans unfinished sequences only
-        rows = running.rows[sequence.rows_started : sequence.rows_started + max(1, item.rows_max)]
+        # a residual is learnt from all rows of its pass at once
+        rows_max = max(1, item.rows_max) if running.residual is None else running.rows.shape[0]
+        rows = running.rows[sequence.rows_started : sequence.rows_started + rows_max]
         sequence.rows_started += rows.shape[0]
         device = self.model.device
         start, q = running.layers.start, None

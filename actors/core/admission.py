@@ -25,12 +25,25 @@ class Admission:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
+    def submitted(self, event: ev.Submitted, out: list[ev.SchedulerCommand]) -> None:
+        """Take a job in; one that could never be admitted would keep all others waiting and fails at once."""
+        job, limits = event.job, self._state.limits
+        if job.request_id in self._state.entries:
+            return  # the system refuses ids that are in use: overwritten, the first job would never end
+        entry = self._state.entries[job.request_id] = Entry(job, event.at_s)
+        need = limits.pages_of(job.tokens_max)
+        if need > limits.pages:
+            text = f"it needs {need} KV pages of {limits.page_tokens} tokens; there are {limits.pages} in all"
+            self._state.endings.fail(entry, "too_large", text, out)
+
     def admit(self, at_s: float, out: list[ev.SchedulerCommand]) -> None:
         """Reserve pages for whoever fits and ask the loader what is stored of them."""
         state = self._state
         count = sum(1 for _ in state.running())
+        # a slow disk must not gather captured chunks in memory
+        busy_disk = state.writes >= state.limits.max_num_seqs
         for entry in list(state.entries.values()):
-            if not entry.eligible:
+            if not entry.eligible or (busy_disk and entry.job.kind == "precompute"):
                 continue
             need = state.limits.pages_of(entry.job.tokens_max)
             if count >= state.limits.max_num_seqs or state.pages_used + need > state.limits.pages:
@@ -47,7 +60,6 @@ class Admission:
         state = self._state
         entry = state.entries.get(event.request_id)
         if entry is None or not entry.looking_up:
-            out.append(ev.Release(event.request_id))
             return
         entry.looking_up = False
         entry.hits = () if entry.replans > REPLANS_MAX else event.hits
@@ -56,20 +68,21 @@ class Admission:
             state.endings.finish(entry, "stop", event.at_s, out)
             return
         decision = decide(entry.job, entry.hits, state.limits.blend_min_tokens)
-        # a job that was planned before waits for nobody: two of them could wait for each other's chunks; and nobody
-        # waits for ever where chunks are computed and lost again (a full disk, a tiny pool)
-        if not entry.replans and entry.rounds < WAIT_ROUNDS_MAX:
-            entry.waits = self._busy_keys(entry, decision, event.at_s)
-            if entry.waits:
-                entry.rounds += 1
-                self._back_to_queue(entry, out)
-                return
-        self._begin(entry, decision, event.at_s, out)
+        entry.waits = self._busy_keys(entry, decision, event.at_s)
+        if entry.waits:
+            entry.rounds += 1
+            self._back_to_queue(entry, out)
+        else:
+            self._begin(entry, decision, event.at_s, out)
 
     def _busy_keys(self, entry: Entry, decision: Decision, at_s: float) -> set[ChunkKey]:
         """What is missing and being computed by others; with `on_miss` "precompute" every missed chunk is."""
         inflight, wanted = self._state.inflight, _keys_wanted(entry, decision)
         busy = {key for key in wanted if inflight.get(key, entry.request_id) != entry.request_id}
+        # nobody waits for ever where chunks are computed and lost again (a full disk, a tiny pool); but a job that is
+        # there to store one chunk has nothing else to do, and owns nothing that others could wait for meanwhile
+        if entry.replans or entry.rounds >= WAIT_ROUNDS_MAX:
+            return busy & {entry.job.keys[-1].keep} if entry.job.kind == "precompute" else set()
         if entry.job.on_miss == "precompute" and entry.job.kind == "generate":
             busy |= self._queue_precomputes(entry, decision.precomputes, at_s)
         return busy
@@ -88,7 +101,7 @@ class Admission:
     def plan_again(self, entry: Entry, out: list[ev.SchedulerCommand]) -> None:
         """Free everything and start over; after some tries without any reuse."""
         entry.notes.append(f"planned again: {entry.replan}")
-        entry.replan, entry.stalled, entry.loads = "", False, False
+        entry.replan, entry.stalled, entry.loads, entry.decision = "", False, False, None
         entry.replans += 1
         self._state.endings.disown(entry)
         out.append(ev.FreeSequence(entry.request_id))
@@ -97,6 +110,8 @@ class Admission:
     def _begin(self, entry: Entry, decision: Decision, at_s: float, out: list[ev.SchedulerCommand]) -> None:
         inflight, keys = self._state.inflight, entry.job.keys
         free = [i for i in decision.captures if inflight.get(_kept(keys[i]), entry.request_id) == entry.request_id]
+        if entry.job.kind == "generate" and self._state.writes >= 2 * self._state.limits.max_num_seqs:
+            free = []
         entry.decision = decision = replace(decision, captures=tuple(free))
         for segment in decision.captures:
             entry.owns[_kept(keys[segment])] = segment
@@ -107,10 +122,8 @@ class Admission:
             out.append(ev.Emit(entry.request_id, Planned(entry.request_id, entry.usage(at_s))))
         entry.loads = bool(decision.used)
         out.append(ev.StartSequence(entry.job, decision.plan, decision.captures))
-        if entry.loads:
-            out.append(ev.StartLoading(entry.request_id, decision.used))
-        else:
-            out.append(ev.Release(entry.request_id))
+        out.append(ev.StartLoading(entry.request_id, decision.used))
+        if not entry.loads:
             entry.move(Phase.PREFILLING)
 
     def _queue_precomputes(self, entry: Entry, segments: tuple[int, ...], at_s: float) -> set[ChunkKey]:
@@ -123,7 +136,7 @@ class Admission:
             keys.add(key)
             if key in state.inflight:
                 continue
-            job = precompute_job(state.new_id(), entry.job, segment, state.limits.conditioning)
+            job = precompute_job(f"/precompute/{state.new_number()}", entry.job, segment, state.limits.conditioning)
             waiting = Entry(job, at_s)
             waiting.owns[key] = len(job.layout.segments) - 1
             # with "fresh" the answer comes first; the job starts when the first token is out

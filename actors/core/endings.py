@@ -56,8 +56,7 @@ class Endings:
                 out.append(ev.FreeSequence(entry.request_id))
                 self._state.return_pages(entry)
                 return
-            key = next(iter(entry.owns), None) or entry.job.keys[-1].lookup[0][0]
-            chunk = StoredChunk(key.id, entry.last_chunk_tokens(), entry.created)
+            chunk = StoredChunk(entry.job.keys[-1].lookup[0][0].id, entry.last_chunk_tokens(), entry.created)
             finished = Finished(entry.request_id, reason, entry.usage(at_s), chunks=(chunk,))
         else:
             finished = Finished(entry.request_id, reason, entry.usage(at_s))
@@ -65,11 +64,12 @@ class Endings:
 
     def stored(self, event: ev.Stored, out: list[ev.SchedulerCommand]) -> None:
         """A chunk is durable or could not be written: whoever waits for it looks again."""
+        if self._state.inflight.get(event.key) != event.request_id:
+            return  # given up since: the loader crashed
         self._resolve(event.key)
         entry = self._state.entries.get(event.request_id)
-        if entry is None:
+        if entry is None or entry.owns.pop(event.key, None) is None:
             return
-        entry.owns.pop(event.key, None)
         entry.stores_left -= 1
         if event.error:
             entry.notes.append(event.error)
@@ -103,6 +103,9 @@ class Endings:
                     self.disown(entry)
             if held and entry.ending is None:
                 self._end_soon(entry, "fault", detail, event.at_s, out)
+            elif held and not entry.in_step:
+                # it was to end after the step that has just been lost
+                self.end_early(entry, event.at_s, out)
         if event.name == "loader":
             for key in [key for key, owner in state.inflight.items() if owner not in state.entries]:
                 self._resolve(key)
@@ -117,19 +120,17 @@ class Endings:
         """Give up the keys that a job computes and has not handed to the store yet."""
         if entry.stores_left:
             return
-        for key in list(entry.owns):
+        for key in entry.owns:
             self._resolve(key)
         entry.owns.clear()
 
     def _end(self, entry: Entry, phase: Phase, terminal: Finished | Failed, out: list[ev.SchedulerCommand]) -> None:
-        started = entry.decision is not None
         entry.move(phase)
         self._state.return_pages(entry)
         out.append(ev.Emit(entry.request_id, terminal))
-        if started:
+        if entry.decision is not None:
             out.append(ev.FreeSequence(entry.request_id))
-        if entry.loads or not started:
-            out.append(ev.Release(entry.request_id))
+        out.append(ev.Release(entry.request_id))
         self.disown(entry)
         self._state.entries.pop(entry.request_id)
         self._drop_or_release_precomputes(entry)

@@ -74,7 +74,8 @@ class Entry:
     def usage(self, now_s: float) -> Usage:
         """The figures so far."""
         layout = self.job.layout
-        chunks = {index for index, _ in layout.chunks()}
+        # a chunk that was not looked up (full mode) is no miss
+        chunks = {index for index, _ in layout.chunks() if self.job.keys[index].lookup}
         usage = Usage(mode=self.job.mode, prompt_tokens=layout.num_tokens, output_tokens=self.output_tokens)
         if self.decision is None:
             return replace(usage, tokens_fresh=layout.num_tokens, total_ms=1e3 * (now_s - self.accepted_s))

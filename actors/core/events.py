@@ -146,8 +146,9 @@ class ItemResult:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """The step that was asked for is finished; `compute_ms` is device time."""
+    """Step `number` is finished; `compute_ms` is device time. That of a step nobody waits for any more is ignored."""
 
+    number: int
     results: tuple[ItemResult, ...]
     compute_ms: float
     at_s: float
@@ -189,7 +190,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class StartLoading:
-    """To the loader: bring the leased layers of these segments, in order; leases of other segments close."""
+    """To the loader: bring the leased layers of these segments, if any, in order; leases of other segments close."""
 
     request_id: str
     segments: tuple[int, ...]
@@ -197,7 +198,7 @@ class StartLoading:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """To the loader: stop reading and close the leases."""
+    """To the loader: stop reading, close the leases, forget what was captured and is not being stored."""
 
     request_id: str
 
@@ -231,8 +232,9 @@ class StepItem:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """To the blender: one tick over these requests."""
+    """To the blender: one tick over these requests. No two steps have the same number."""
 
+    number: int
     items: tuple[StepItem, ...]
 
 

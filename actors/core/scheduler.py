@@ -21,16 +21,17 @@ class InvariantBroken(RuntimeError):
 class SchedulerState:
     """All jobs, in order of arrival. One step is in flight at most; feedback is never waited for.
 
-    `inflight` maps the key of every chunk that is being computed to the job that does it. `story_length` events per
-    request are kept for `story`.
+    `inflight` maps the key of every chunk that is being computed to the job that does it. `new_number` never returns
+    the same number twice, not even to another state. `story_length` events per request are kept for `story`.
     """
 
-    def __init__(self, limits: Limits, new_id: Callable[[], str], story_length: int = 64) -> None:
+    def __init__(self, limits: Limits, new_number: Callable[[], int], story_length: int = 64) -> None:
         self.limits = limits
-        self.new_id = new_id
+        self.new_number = new_number
         self.entries: dict[str, Entry] = {}
         self.inflight: dict[ChunkKey, str] = {}
         self.step: tuple[str, ...] | None = None
+        self.step_number = 0
         self.pages_used = 0
         self.admission = Admission(self)
         self.stepping = Stepping(self)
@@ -43,8 +44,8 @@ class SchedulerState:
         out: list[ev.SchedulerCommand] = []
         self._note(event)
         match event:
-            case ev.Submitted(job, at_s):
-                self.entries[job.request_id] = Entry(job, at_s)
+            case ev.Submitted():
+                self.admission.submitted(event, out)
             case ev.CancelRequested():
                 self.endings.cancel(event, out)
             case ev.LookedUp():
@@ -72,6 +73,12 @@ class SchedulerState:
     def idle(self) -> bool:
         """Nothing queued, running or being stored."""
         return not self.entries and not self.inflight and self.step is None
+
+    @property
+    def writes(self) -> int:
+        """Chunks that are being written, also those of jobs that have ended."""
+        ended = sum(owner not in self.entries for owner in self.inflight.values())
+        return ended + sum(entry.stores_left for entry in self.entries.values())
 
     def running(self) -> Iterator[Entry]:
         """Entries that hold KV pages."""
@@ -101,15 +108,16 @@ class SchedulerState:
                 problems.append(f"{entry.request_id} has ended and is still an entry")
             if entry.in_step != (self.step is not None and entry.request_id in self.step):
                 problems.append(f"{entry.request_id} disagrees about being in the step")
-            problems += [
-                f"{entry.request_id} waits for a key nobody computes" for k in entry.waits - set(self.inflight)
-            ]
+            problems += _broken_claims(entry, self.inflight)
+            if entry.waits_for is not None and entry.waits_for not in self.entries:
+                problems.append(f"{entry.request_id} waits for {entry.waits_for}, which is gone")
         if problems:
             raise InvariantBroken("; ".join(problems))
 
     def story(self, request_id: str) -> str:
-        """What happened to one request, an event a line."""
-        return "\n".join(self._stories.get(request_id, [])) or f"nothing is known of {request_id}"
+        """What happened to a job, an event a line; also to the newest job of a request (its id before the `#`)."""
+        names = [name for name in self._stories if request_id in (name, name.rpartition("#")[0])]
+        return "\n".join(self._stories[names[-1]]) if names else f"nothing is known of {request_id}"
 
     def _note(self, event: ev.SchedulerEvent) -> None:
         name = type(event).__name__
@@ -131,3 +139,14 @@ class SchedulerState:
             if gone is None:
                 return
             del self._stories[gone]
+
+
+def _broken_claims(entry: Entry, inflight: dict[ChunkKey, str]) -> list[str]:
+    """What is wrong with the keys that an entry computes or waits for."""
+    name = entry.request_id
+    problems = [f"{name} waits for a key nobody computes" for key in entry.waits if key not in inflight]
+    problems += [f"{name} waits for itself" for key in entry.waits if inflight.get(key) == name]
+    problems += [f"{name} owns a key that is not in flight for it" for key in entry.owns if inflight.get(key) != name]
+    if not 0 <= entry.stores_left <= len(entry.owns):
+        problems.append(f"{name} has {entry.stores_left} writes under way and {len(entry.owns)} keys")
+    return problems

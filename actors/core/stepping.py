@@ -40,22 +40,25 @@ class Stepping:
             left -= rows
         if not items:
             return
-        state.step = tuple(item.request_id for item in items)
+        state.step, state.step_number = tuple(item.request_id for item in items), state.new_number()
         for request_id in state.step:
             state.entries[request_id].in_step = True
-        out.append(ev.RunStep(tuple(items)))
+        out.append(ev.RunStep(state.step_number, tuple(items)))
 
     def step_done(self, event: ev.StepDone, out: list[ev.SchedulerCommand]) -> None:
         """Take every item's result; cancels and re-plans that came meanwhile are carried out now."""
         state = self._state
-        members, state.step = state.step or (), None
+        if state.step is None or event.number != state.step_number:
+            self._drop_captured(event, out)
+            return
+        members, state.step = state.step, None
         for request_id in members:
             if request_id in state.entries:
                 state.entries[request_id].in_step = False
         for result in event.results:
             entry = state.entries.get(result.request_id)
             if entry is None:
-                continue
+                continue  # not asked for: nothing of it is left
             entry.compute_ms += event.compute_ms
             if entry.ending is not None:
                 state.endings.end_early(entry, event.at_s, out)
@@ -63,8 +66,19 @@ class Stepping:
                 state.endings.fail(entry, "internal", result.error, out)
             elif entry.replan and result.status not in ("sampled", "prefilled"):
                 state.admission.plan_again(entry, out)
+            elif result.status == "cancelled":
+                state.endings.fail(entry, "internal", "the device left it, though nobody had asked for that", out)
             else:
                 self._advance(entry, result, event.at_s, out)
+        for request_id in set(members) - {result.request_id for result in event.results}:
+            if request_id in state.entries:
+                state.endings.fail(state.entries[request_id], "internal", "the device knows nothing of it", out)
+
+    def _drop_captured(self, event: ev.StepDone, out: list[ev.SchedulerCommand]) -> None:
+        """The step is one of a blender or scheduler that has crashed since: what it captured is nobody's."""
+        for result in event.results:
+            if result.prefill is not None and result.request_id not in self._state.entries:
+                out.append(ev.Release(result.request_id))
 
     def _advance(self, entry: Entry, result: ev.ItemResult, at_s: float, out: list[ev.SchedulerCommand]) -> None:
         entry.replan = ""
@@ -93,13 +107,14 @@ class Stepping:
 
     def _prefill_done(self, entry: Entry, report: ev.PrefillReport, out: list[ev.SchedulerCommand]) -> None:
         """All layers are in place: leases close, captured segments go to the store."""
+        # the payloads are taken before the release, which drops what was captured and not asked for
         entry.prefill = report
         if report.parity_error > PARITY_ERROR_MAX:
             entry.notes.append(f"layer 0 of stored and fresh keys differs by {report.parity_error:.2g} of their size")
-        if entry.loads:
-            out.append(ev.Release(entry.request_id))
-            entry.loads = False
         for key, segment in entry.owns.items():
             ids = entry.job.layout.segments[segment].token_ids
             entry.stores_left += 1
             out.append(ev.StoreSegment(entry.request_id, segment, key, ids))
+        if entry.loads:
+            out.append(ev.Release(entry.request_id))
+            entry.loads = False

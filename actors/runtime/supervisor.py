@@ -52,18 +52,22 @@ class Supervisor:
         """Resolves with the error that ended everything; never, while the actors can be kept alive."""
         return self._fatal
 
-    def spawn(self, factory: Callable[[], Actor[M]], capacity: int, name: str) -> ActorRef[M]:
+    def spawn(
+        self, factory: Callable[[], Actor[M]], capacity: int, name: str, system_capacity: int = 1024
+    ) -> ActorRef[M]:
         """Start an actor made by `factory`, whose user lane holds `capacity` messages; they wait until it has started.
 
+        `system_capacity` bounds the feedback that its senders never wait with.
+
         Raises:
-            ValueError: the name is taken, or the capacity is below 1.
+            ValueError: the name is taken, or a capacity is below 1.
             RuntimeError: the supervisor is closing.
         """
         if name in self._cells:
             raise ValueError(f"there is an actor named {name!r} already")
         if self._closing:
             raise RuntimeError(f"actor {name!r} cannot start: the supervisor is closing")
-        mailbox: Mailbox[M | Nudge] = Mailbox(name, capacity)
+        mailbox: Mailbox[M | Nudge] = Mailbox(name, capacity, system_capacity)
         cell = ActorCell(factory, mailbox, self._clock)
         self._cells[name] = cell
         cell.task = asyncio.get_running_loop().create_task(self._keep_alive(cell), name=f"actor/{name}")

@@ -59,7 +59,9 @@ class AsyncClient:
         stop: Sequence[str] | str | None = None,
         mode: Mode = "blend",
         recompute_ratio: float | None = None,
+        selector: Literal["divergence", "query"] | None = None,
         divergence: Literal["k", "v", "kv"] | None = None,
+        residual: Literal["none", "mean", "distance", "ridge"] | None = None,
         on_miss: Literal["fresh", "precompute"] | None = None,
         deadline_ms: float | None = None,
     ) -> Generation:
@@ -81,7 +83,9 @@ class AsyncClient:
             deadline_ms=deadline_ms,
             mode=mode,
             recompute_ratio=recompute_ratio,
+            selector=selector,
             divergence=divergence,
+            residual=residual,
             on_miss=on_miss,
         )
         return Generation(self._pool, frame, self._timeout_s)

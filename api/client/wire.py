@@ -97,11 +97,20 @@ def create_frame(
     deadline_ms: float | None = None,
     mode: str | None = None,
     recompute_ratio: float | None = None,
+    selector: str | None = None,
     divergence: str | None = None,
+    residual: str | None = None,
     on_miss: str | None = None,
 ) -> Frame:
     """A `response.create` frame without ids; what is None is left to the server."""
-    blend = {"mode": mode, "recompute_ratio": recompute_ratio, "divergence": divergence, "on_miss": on_miss}
+    blend = {
+        "mode": mode,
+        "recompute_ratio": recompute_ratio,
+        "selector": selector,
+        "divergence": divergence,
+        "residual": residual,
+        "on_miss": on_miss,
+    }
     fields: Frame = {
         "type": "response.create",
         "model": model,

@@ -12,12 +12,14 @@ from kvblend.api.server.limits import ApiLimits
 
 Divergence = Literal["k", "v", "kv"]
 OnMiss = Literal["fresh", "precompute"]
+Residual = Literal["none", "mean", "distance", "ridge"]
+Selector = Literal["divergence", "query"]
 _IDS = {"type", "event_id", "stream_id"}
 _PROMPT = {"model", "input", "messages", "instructions", "documents", "chunks"}
 _SAMPLING = {"max_output_tokens", "temperature", "top_p", "seed", "stop"}
 _CREATE_FIELDS = _IDS | _PROMPT | _SAMPLING | {"generate", "deadline_ms", "blend"}
 _CANCEL_FIELDS = _IDS | {"response_id"}
-_BLEND_FIELDS = frozenset(("mode", "recompute_ratio", "divergence", "on_miss"))
+_BLEND_FIELDS = frozenset(("mode", "recompute_ratio", "selector", "divergence", "residual", "on_miss"))
 _TYPES = ("response.create", "response.cancel")
 
 
@@ -199,6 +201,8 @@ def _parse_blend(fields: Fields) -> BlendOptions:
     return BlendOptions(
         mode=BlendOptions().mode if mode is None else cast(Mode, mode),
         recompute_ratio=blend.number("recompute_ratio", 0.0, 1.0),
+        selector=cast("Selector | None", blend.choice("selector", get_args(Selector))),
+        residual=cast("Residual | None", blend.choice("residual", get_args(Residual))),
         divergence=cast("Divergence | None", blend.choice("divergence", get_args(Divergence))),
         on_miss=cast("OnMiss | None", blend.choice("on_miss", get_args(OnMiss))),
     )

@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from kvblend.engine.residual import Residual
+
 Observe = Literal["nothing", "divergence", "attention"]
 
 
@@ -18,7 +20,11 @@ class Pass:
     A pass starts at layer 0 (from the embedding) or where the one before it ended, with a subset of its rows.
     With `stop` "qkv" the last layer only projects: its K and V are written, and a pass that starts at that very layer
     goes on from there. `observe` says what the selector wants to see: "divergence" (per row, at the last layer) or
-    "attention" (per key, summed over the layers of `score_layers`, all when None).
+    "attention" (per key, summed over the layers of `score_layers`, all when None). A `residual` corrects the cached
+    rows that are not in this pass.
+
+    A row sees every slot below it, so fresh rows below it must be in this pass or an earlier one: slots that nothing
+    was loaded or computed into hold arbitrary numbers.
     """
 
     layers: range
@@ -26,6 +32,7 @@ class Pass:
     stop: Literal["output", "qkv"] = "output"
     observe: Observe = "nothing"
     score_layers: frozenset[int] | None = None
+    residual: Residual | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +52,9 @@ class Observation:
 class SelectionContext:
     """What a selector knows beforehand: positions (int64, CPU, ascending) and the budget.
 
-    `cached_rows` are the B-rows, `fresh_rows` what must be computed in any case (question, misses, text between),
-    `question_rows` the last segment. Exact rows are in none of them.
+    `cached_rows` are the B-rows, `cached_spans` the `(start, end)` of the segments they belong to, `fresh_rows` what
+    must be computed in any case (question, misses, text between), `question_rows` the last segment. Exact rows are in
+    none of them.
     """
 
     num_layers: int
@@ -55,6 +63,7 @@ class SelectionContext:
     fresh_rows: torch.Tensor
     question_rows: torch.Tensor
     budget: int
+    cached_spans: tuple[tuple[int, int], ...] = ()
 
 
 Passes = Generator[Pass, Observation, None]

@@ -38,6 +38,8 @@ async def test_every_argument_of_generate_reaches_the_system(server: Server, cli
         mode="reuse",
         recompute_ratio=0.3,
         divergence="kv",
+        selector="query",
+        residual="ridge",
         on_miss="precompute",
         deadline_ms=60_000,
     ).text()
@@ -54,6 +56,7 @@ async def test_every_argument_of_generate_reaches_the_system(server: Server, cli
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (7, 0.5, 0.9)
     assert (sampling.seed, sampling.stop) == (3, ("\n", "END"))
     assert (blend.mode, blend.recompute_ratio, blend.divergence, blend.on_miss) == ("reuse", 0.3, "kv", "precompute")
+    assert (blend.selector, blend.residual) == ("query", "ridge")
     assert request.deadline_ms is not None
     assert 50_000 < request.deadline_ms <= 60_000
 

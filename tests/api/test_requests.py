@@ -43,7 +43,7 @@ def test_every_field_is_read() -> None:
         seed=7,
         stop="END",
         deadline_ms=1000,
-        blend={"mode": "reuse", "recompute_ratio": 0.2, "divergence": "v", "on_miss": "fresh"},
+        blend={"mode": "reuse", "recompute_ratio": 0.2, "divergence": "v", "selector": "query", "residual": "mean"},
     )
     assert request == Generate(
         "resp_1",
@@ -52,7 +52,7 @@ def test_every_field_is_read() -> None:
         "s",
         "m",
         Sampling(5, 1.0, 0.5, 7, ("END",)),
-        BlendOptions("reuse", 0.2, "v", "fresh"),
+        BlendOptions("reuse", 0.2, "query", "v", "mean"),
         1000.0,
     )
 
@@ -129,6 +129,8 @@ USER = {"role": "user", "content": "q"}
         ({"blend": {"recompute_ratio": 1.01}}, "blend.recompute_ratio"),
         ({"blend": {"recompute_ratio": float("nan")}}, "blend.recompute_ratio"),
         ({"blend": {"divergence": "q"}}, "blend.divergence"),
+        ({"blend": {"selector": "luck"}}, "blend.selector"),
+        ({"blend": {"residual": 1}}, "blend.residual"),
         ({"blend": {"on_miss": "x"}}, "blend.on_miss"),
         ({"blend": {"ratio": 1}}, "blend.ratio"),
         ({"event_id": "x" * 129}, "event_id"),

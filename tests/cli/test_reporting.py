@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
 
@@ -7,6 +9,8 @@ from kvblend.actors.errors import RequestError
 from kvblend.api.client import ConnectionLost, ServerBusy
 from kvblend.cli.failures import BadInput, CommandError
 from kvblend.cli.reporting import explain, reported
+from kvblend.engine.config import BadModelFile
+from kvblend.store.errors import StoreError, StoreUnusable
 
 
 @pytest.mark.parametrize(
@@ -20,6 +24,9 @@ from kvblend.cli.reporting import explain, reported
         (RequestError("internal", "r"), 1),
         (ServerBusy(429, "rate_limited", "s"), 1),
         (ConnectionLost("l"), 1),
+        (BadModelFile("cut short"), 2),
+        (StoreUnusable(Path("/x"), "of another version"), 2),
+        (StoreError("disk full"), 1),
         (PermissionError(13, "Permission denied", "/x"), 1),
     ],
 )

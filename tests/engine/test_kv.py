@@ -105,3 +105,36 @@ def test_the_count_returns_to_zero(sizes: list[int]) -> None:
     for slab in sorted(held, key=lambda slab: slab.pages):
         shared.release(slab)
     assert shared.tokens_used == 0
+
+
+def test_a_released_slab_serves_the_next_sequence_of_a_like_size() -> None:
+    slots = pool(256)
+    first = slots.reserve(64)
+    memory = first.k.data_ptr()
+    slots.release(first)
+    second = slots.reserve(40)
+    assert second.k.data_ptr() == memory
+    assert (second.pages, slots.tokens_used) == (3, 48)
+
+
+def test_a_kept_slab_that_is_much_too_large_is_not_used() -> None:
+    slots = pool(256)
+    first = slots.reserve(128)
+    slots.release(first)
+    assert slots.reserve(16).capacity == 16
+
+
+def test_kept_slabs_make_room_for_new_ones() -> None:
+    slots = pool(96)
+    for tokens in (96, 16, 80):
+        slots.release(slots.reserve(tokens))
+        assert slots.tokens_allocated <= 96
+
+
+def test_a_slab_that_is_in_use_again_cannot_be_released_by_its_former_holder() -> None:
+    slots = pool()
+    first = slots.reserve(16)
+    slots.release(first)
+    slots.reserve(16)
+    with pytest.raises(ValueError, match="not held"):
+        slots.release(first)

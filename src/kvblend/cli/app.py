@@ -28,6 +28,8 @@ StoreOption = Annotated[
 ]
 UrlOption = Annotated[str | None, typer.Option("--url", help="A running server, e.g. ws://127.0.0.1:8000.")]
 SystemOption = Annotated[str | None, typer.Option("--system", help="System prompt; chunks are stored behind it.")]
+SelectorOption = Annotated[str | None, typer.Option(help="How rows are chosen: divergence or query.")]
+ResidualOption = Annotated[str | None, typer.Option(help="Correction of the others: none, mean, distance, ridge.")]
 DtypeOption = Annotated[Literal["float32", "bfloat16"] | None, typer.Option("--dtype", help="Compute type.")]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Torch threads; 0: as many as cores.")]
 
@@ -67,6 +69,8 @@ def serve(
     attention: Annotated[str | None, typer.Option(help="auto, sdpa or xformers.")] = None,
     conditioning: Annotated[str | None, typer.Option(help="Chunks stored behind the system prompt, or bare.")] = None,
     recompute_ratio: Annotated[float | None, typer.Option(help="Share of reused tokens computed again, 0..1.")] = None,
+    selector: SelectorOption = None,
+    residual: ResidualOption = None,
     blend_min_tokens: Annotated[int | None, typer.Option(help="Below so many cached tokens: plain prefill.")] = None,
     on_miss: Annotated[str | None, typer.Option(help="fresh or precompute.")] = None,
     salt: Annotated[str | None, typer.Option(help="Separates the chunks of one store.")] = None,
@@ -88,6 +92,8 @@ def serve(
         attention=attention,
         conditioning=conditioning,
         recompute_ratio=recompute_ratio,
+        selector=selector,
+        residual=residual,
         blend_min_tokens=blend_min_tokens,
         on_miss=on_miss,
         salt=salt,

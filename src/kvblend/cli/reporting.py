@@ -29,7 +29,9 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError):
         return str(error), 1
     if type(error).__module__.startswith("kvblend."):
-        return str(error), 1
+        # a model that cannot be loaded is a ValueError of the engine; both are what the user pointed at
+        given = isinstance(error, ValueError) or type(error).__name__ == "StoreUnusable"
+        return str(error), 2 if given else 1
     return f"unexpected {type(error).__name__}: {error} (KVBLEND_DEBUG=1 shows where)", 1
 
 

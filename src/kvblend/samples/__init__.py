@@ -1,4 +1,4 @@
-"""Sample documents about the project's own subject, a question, and the words of its answer: what `kvblend demo` uses."""
+"""Sample documents about the project itself, a question, and the words of its answer: what `kvblend demo` uses."""
 
 from __future__ import annotations
 

@@ -1,0 +1,157 @@
+"""Who is in the next step, and what its results mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core_driver import REPORT, SYSTEM, A, B, C, Driver, generate, key_of, result
+
+from kvblend.actors.core import events as ev
+from kvblend.actors.messages import Delta, Failed, Finished
+
+
+def items(driver: Driver) -> list[tuple[str, int]]:
+    (step,) = driver.of(ev.RunStep)
+    return [(item.request_id, item.rows_max) for item in step.items]
+
+
+def decoding(driver: Driver, *names: str) -> None:
+    """Requests without chunks that have their first token."""
+    for name in names:
+        driver.begin(generate(name, mode="full", max_tokens=9))
+    while not all(driver.entry(name).output_tokens for name in names):
+        members = driver.state.step or ()
+        driver.step(*(result(n, "sampled", prefill=REPORT) for n in members))
+
+
+def test_decoding_rows_come_first_and_prefills_share_what_is_left() -> None:
+    driver = Driver(max_num_batched_tokens=12)
+    decoding(driver, "a", "b")
+    driver.begin(generate("c", A, mode="full"))
+    driver.begin(generate("d", B, mode="full"))
+    driver.step(result("a", "sampled"), result("b", "sampled"))
+    assert items(driver) == [("a", 1), ("b", 1), ("c", 9), ("d", 1)]
+
+
+def test_one_step_runs_at_a_time() -> None:
+    driver = Driver()
+    driver.begin(generate("a"))
+    driver.begin(generate("b"))
+    assert driver.of(ev.RunStep) == []
+
+
+def test_steps_are_numbered_apart() -> None:
+    driver = Driver()
+    driver.begin(generate("a"))
+    first = driver.state.step_number
+    driver.step(result("a", "running"))
+    assert driver.state.step_number != first
+
+
+def test_a_stalled_request_leaves_the_steps_until_its_layer_is_there() -> None:
+    driver = Driver()
+    driver.begin(generate("a", A), exact=(0, 1))
+    driver.step(result("a", "stalled"))
+    assert driver.of(ev.RunStep) == []
+    driver.do(ev.Unstalled("a", 3.0))
+    assert items(driver) == [("a", 9)]
+
+
+def test_the_news_of_a_step_that_is_no_longer_awaited_is_ignored() -> None:
+    driver = Driver()
+    driver.begin(generate("a"))
+    driver.do(ev.StepDone(driver.state.step_number + 1, (result("a", "sampled", prefill=REPORT),), 1.0, 3.0))
+    assert driver.commands == []
+    assert driver.state.step == ("a",)
+
+
+def test_what_a_lost_step_captured_for_a_job_that_has_ended_is_dropped() -> None:
+    driver = Driver()
+    driver.begin(generate("a", A))
+    number = driver.state.step_number
+    driver.crash("blender")
+    driver.do(ev.StepDone(number, (result("a", "sampled", prefill=REPORT),), 1.0, 3.0))
+    assert driver.commands == [ev.Release("a")]
+
+
+def test_a_request_that_the_device_left_unasked_fails() -> None:
+    driver = Driver()
+    driver.begin(generate("a"))
+    driver.step(result("a", "cancelled"))
+    assert isinstance(driver.terminal(), Failed)
+
+
+def test_a_request_that_the_device_does_not_know_fails() -> None:
+    driver = Driver()
+    driver.begin(generate("a"))
+    driver.step()
+    assert isinstance(driver.terminal(), Failed)
+    assert driver.of(ev.RunStep) == []
+
+
+def test_a_failed_row_fails_its_request_alone() -> None:
+    driver = Driver()
+    decoding(driver, "a", "b")
+    driver.step(result("a", "failed", error="logits are NaN"), result("b", "sampled"))
+    assert driver.terminal() == Failed("a", "internal", "logits are NaN")
+    assert items(driver) == [("b", 1)]
+
+
+def test_a_finished_prompt_hands_its_chunks_to_the_store_and_then_closes_its_leases() -> None:
+    driver = Driver()
+    driver.begin(generate("r", A), exact=(0,))
+    driver.prefill()
+    kinds = [type(command) for command in driver.commands[:2]]
+    assert kinds == [ev.StoreSegment, ev.Release]
+    assert driver.of(ev.StoreSegment) == [ev.StoreSegment("r", 1, key_of(A), A)]
+
+
+def test_a_missing_system_prompt_is_stored_too() -> None:
+    driver = Driver()
+    driver.begin(generate("r", A))
+    driver.prefill()
+    assert {command.key for command in driver.of(ev.StoreSegment)} == {key_of(SYSTEM, ()), key_of(A)}
+
+
+def test_the_first_token_lets_the_missed_chunks_be_computed() -> None:
+    driver = Driver()
+    driver.begin(generate("r", A, B, C))
+    driver.prefill()
+    assert len(driver.looked_up_ids()) == 2
+
+
+def test_ids_without_text_go_out_with_the_next_text() -> None:
+    driver = Driver()
+    decoding(driver, "a")
+    driver.step(result("a", "sampled", text=""))
+    assert driver.emitted() == []
+    driver.step(result("a", "sampled", text="né"))
+    assert driver.emitted() == [Delta("a", "né", (5, 5))]
+
+
+def test_a_stop_ends_the_request_after_its_text() -> None:
+    driver = Driver()
+    decoding(driver, "a")
+    driver.step(result("a", "sampled", text="end", stopped=True))
+    delta, end = driver.emitted()
+    assert isinstance(delta, Delta)
+    assert isinstance(end, Finished)
+    assert (end.reason, end.usage.output_tokens) == ("stop", 2)
+
+
+def test_the_last_token_allowed_ends_with_length() -> None:
+    driver = Driver()
+    driver.begin(generate("a", max_tokens=1))
+    driver.prefill("a")
+    end = driver.terminal()
+    assert isinstance(end, Finished)
+    assert end.reason == "length"
+
+
+def test_stored_keys_that_differ_from_fresh_ones_are_noted() -> None:
+    driver = Driver()
+    driver.begin(generate("r", A, B, max_tokens=1), exact=(0, 1), cached=(2,))
+    driver.step(result("r", "sampled", prefill=replace(REPORT, parity_error=0.5)))
+    end = driver.terminal()
+    assert isinstance(end, Finished)
+    assert any("layer 0" in note for note in end.usage.notes)

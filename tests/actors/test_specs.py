@@ -1,0 +1,105 @@
+"""What the runner is told: the request's own options before the server's, and nothing chosen without a budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core_driver import A, B, generate, store
+from model_files import tokenizer_json
+
+from kvblend.actors.core.events import Job
+from kvblend.actors.messages import BlendOptions, Sampling
+from kvblend.actors.settings import Settings
+from kvblend.actors.specs import SpecBuilder
+from kvblend.actors.tables import RequestLayers
+from kvblend.engine.layout import BlendPlan, Reuse
+from kvblend.engine.runner import SequenceSpec
+from kvblend.engine.sampling import SamplingPlan
+from kvblend.engine.selectors.divergence import DivergenceSelector
+from kvblend.engine.selectors.plain import PlainSelector
+from kvblend.engine.selectors.query import QuerySelector
+from kvblend.engine.tokenizer import Tokenizer
+
+REUSE = (Reuse.EXACT, Reuse.EXACT, Reuse.CACHED, Reuse.FRESH)
+
+
+def built(job: Job | None = None, ratio: float = 0.5, **settings: Any) -> SequenceSpec:
+    """The spec of a job (by default of system, two chunks and a question, of which the second chunk is cached)."""
+    job = job or asking()
+    tokenizer = Tokenizer(tokenizer_json(), bos_id=1, eos_ids=(2,), add_bos=False)
+    reuse = REUSE if job.kind == "generate" else (Reuse.FRESH,) * len(job.layout.segments)
+    plan = BlendPlan.of(job.layout, reuse, ratio)
+    return SpecBuilder(Settings(**settings), tokenizer).build(job, plan, (1,), RequestLayers())
+
+
+def asking(sampling: Sampling | None = None, **options: Any) -> Job:
+    return replace(generate("r", A, B), options=BlendOptions(**options), sampling=sampling or Sampling(max_tokens=3))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "setting", "kind"),
+    [
+        (None, "divergence", DivergenceSelector),
+        (None, "query", QuerySelector),
+        ("query", "divergence", QuerySelector),
+        ("divergence", "query", DivergenceSelector),
+    ],
+)
+def test_the_selector_is_the_requests_or_the_servers(wanted: str | None, setting: str, kind: type) -> None:
+    assert type(built(asking(selector=wanted), selector=setting).selector) is kind
+
+
+@pytest.mark.parametrize(("wanted", "used"), [(None, "v"), ("kv", "kv")])
+def test_the_divergence_is_the_requests_or_the_servers(wanted: str | None, used: str) -> None:
+    selector = built(asking(divergence=wanted), divergence="v").selector
+    assert isinstance(selector, DivergenceSelector)
+    assert selector.of == used
+
+
+@pytest.mark.parametrize(("wanted", "used"), [(None, "ridge"), ("mean", "mean"), ("none", None)])
+@pytest.mark.parametrize("setting", ["divergence", "query"])
+def test_the_residual_is_the_requests_or_the_servers(setting: str, wanted: str | None, used: str | None) -> None:
+    selector = built(asking(residual=wanted), selector=setting, residual="ridge").selector
+    assert isinstance(selector, DivergenceSelector | QuerySelector)
+    assert selector.residual == used
+
+
+def test_the_check_layer_is_the_servers() -> None:
+    selector = built(check_layer=2).selector
+    assert isinstance(selector, DivergenceSelector)
+    assert selector.check_layer == 2
+
+
+def test_without_a_budget_nothing_is_selected() -> None:
+    assert isinstance(built(ratio=0.0).selector, PlainSelector)
+
+
+def test_a_precompute_job_selects_and_samples_nothing() -> None:
+    spec = built(store("s", A))
+    assert isinstance(spec.selector, PlainSelector)
+    assert (spec.output, spec.sampling) == (None, None)
+
+
+def test_sampling_is_that_of_the_request() -> None:
+    spec = built(asking(Sampling(max_tokens=3, temperature=0.5, top_p=0.9, seed=7)))
+    assert spec.sampling == SamplingPlan(0.5, 0.9, 7)
+
+
+def test_slots_are_reserved_for_prompt_and_answer() -> None:
+    job = asking()
+    assert built(job).tokens_max == job.layout.num_tokens + 3
+
+
+def test_stop_strings_reach_the_output() -> None:
+    output = built(asking(Sampling(max_tokens=9, stop=("a",)))).output
+    token = Tokenizer(tokenizer_json(), bos_id=1, eos_ids=(2,), add_bos=False).encode("a", special=False)[0]
+    assert output is not None
+    assert output.push(token).stopped
+
+
+def test_captures_and_layers_are_handed_through() -> None:
+    spec = built()
+    assert spec.captures == (1,)
+    assert isinstance(spec.source, RequestLayers)
