@@ -162,6 +162,34 @@ def test_a_damaged_chunk_sends_its_request_back_to_the_queue() -> None:
     assert driver.entry().notes == ["planned again: flipped bits"]
 
 
+def test_a_request_that_is_planned_again_gives_up_the_chunks_it_computed() -> None:
+    driver = Driver()
+    driver.begin(generate("r", A), exact=(0,))
+    driver.submit(generate("other", A))
+    driver.look_up("other", exact=(0,))
+    driver.do(ev.LoadFailed("r", "flipped bits", 2.0))
+    driver.step(result("r", "cancelled"))
+    assert "other" in driver.looked_up_ids()
+
+
+def test_a_request_that_is_planned_again_has_no_sequence_to_free_meanwhile() -> None:
+    driver = Driver()
+    driver.submit(generate("r", A))
+    driver.look_up(exact=(0, 1))
+    driver.do(ev.LoadFailed("r", "flipped bits", 2.0))
+    driver.cancel()
+    assert driver.of(ev.FreeSequence) == []
+
+
+def test_a_stalled_request_that_is_planned_again_stalls_no_longer() -> None:
+    driver = Driver()
+    driver.begin(generate("r", A), exact=(0, 1))
+    driver.step(result("r", "stalled"))
+    driver.do(ev.LoadFailed("r", "flipped bits", 2.0))
+    driver.look_up()
+    assert len(driver.of(ev.RunStep)) == 1
+
+
 def test_a_damaged_chunk_within_a_step_is_dealt_with_after_it() -> None:
     driver = Driver()
     driver.begin(generate("r", A, B), exact=(0, 1))
@@ -225,6 +253,6 @@ def test_behind_a_very_slow_disk_answers_store_nothing() -> None:
     driver.begin(generate("r", A, max_tokens=1))
     driver.prefill()
     assert driver.state.writes == 2
-    driver.begin(generate("q", C))
+    driver.submit(generate("q", C))
     driver.look_up("q", exact=(0,))
-    assert driver.state.entries["q"].owns == {}
+    assert driver.of(ev.StartSequence)[0].captures == ()

@@ -108,11 +108,19 @@ async def test_a_failure_abandons_the_jobs_under_way() -> None:
     assert world.abandoned == ["d2"]
 
 
-async def test_a_job_that_stored_nothing_fails_the_run_with_its_document() -> None:
+async def test_a_job_that_was_cancelled_fails_the_run_with_its_document() -> None:
     world, task = await stored("d0")
-    world.streams["d2"].push_nowait(Finished("d2", "cancelled", Usage(), detail="shutting down"))
+    chunk = StoredChunk("id of d2", 3, True)
+    world.streams["d2"].push_nowait(Finished("d2", "cancelled", Usage(), (chunk,), "shutting down"))
     await task
     assert world.emitted[-1] == Failed("i#1", "internal", "document 2 was not stored: shutting down")
+
+
+async def test_a_job_that_stored_nothing_fails_the_run() -> None:
+    world, task = await stored("d0")
+    world.streams["d1"].push_nowait(Finished("d1", "stop", Usage()))
+    await task
+    assert world.emitted[-1] == Failed("i#1", "internal", "document 1 was not stored: stop")
 
 
 async def test_a_cancelled_run_abandons_its_jobs_and_emits_no_end() -> None:

@@ -81,11 +81,11 @@ async def test_a_look_up_leases_what_is_stored_and_says_whether_it_is_exact() ->
         assert world.store.stats().leases == 3
 
 
-async def test_the_first_key_that_is_stored_is_taken() -> None:
+async def test_the_first_key_that_is_stored_is_taken_and_no_other() -> None:
     async with open_world() as world:
         await world.store.put(key_of(B, (*SYSTEM, *A)), B, payloads(B))
         found = await world.look_up()
-        assert found.hits[2] == ev.Hit(2, True, "host")
+        assert found.hits[2:] == (ev.Hit(2, True, "host"),)
 
 
 async def test_what_is_not_stored_is_no_hit() -> None:
@@ -159,7 +159,7 @@ async def test_a_second_look_up_of_a_released_request_is_not_mixed_up_with_the_f
         assert world.store.stats().leases == 3
 
 
-async def test_a_damaged_layer_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_damaged_layer_is_told_once_and_nothing_more_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     async def damaged(*_: Any) -> memoryview:
         raise ChunkDamaged("flipped bits")
 
@@ -171,6 +171,37 @@ async def test_a_damaged_layer_is_told_once(monkeypatch: pytest.MonkeyPatch) -> 
         heard = await world.hear(ev.LoadFailed)
         assert (heard.request_id, heard.reason) == ("r", "flipped bits")
         assert await world.handled() == []
+        assert world.stage.heard["blender"].empty()
+
+
+async def test_a_request_loads_anew_while_a_read_of_its_last_load_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, gate = asyncio.Event(), asyncio.Event()
+
+    async def slow(*_: Any) -> memoryview:
+        entered.set()
+        await gate.wait()
+        return payloads(SYSTEM)[0]
+
+    async with open_world() as world:
+        await world.look_up()
+        with monkeypatch.context() as patch:
+            patch.setattr(ChunkLease, "layer", slow)
+            patch.setattr(ChunkLease, "layer_nowait", lambda *_: None)
+            await world.tell(ev.StartLoading("r", (0,)))
+            await entered.wait()
+        await world.tell(ev.Release("r"))
+        await world.look_up()
+        await world.tell(ev.StartLoading("r", (0,)))
+        assert await world.stage.hear("blender", LayerLoaded) == LayerLoaded("r", 0)
+        gate.set()
+
+
+async def test_payloads_leave_the_table_for_the_store() -> None:
+    async with open_world(filled=False) as world:
+        world.tables.captured["r", 1] = payloads(A)
+        await world.tell(ev.StoreSegment("r", 1, key_of(A), A))
+        await world.hear(ev.Stored)
+        assert world.tables.captured == {}
 
 
 async def test_captured_payloads_are_stored() -> None:

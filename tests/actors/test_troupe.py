@@ -14,6 +14,7 @@ import pytest
 from core_driver import A, generate
 
 from kvblend.actors.core import events as ev
+from kvblend.actors.core.limits import Limits
 from kvblend.actors.messages import Failed, Finished, Planned, StreamEvent
 from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.runtime.supervisor import RestartLimitExceeded
@@ -29,14 +30,13 @@ NONSENSE: Any = "a message nobody knows"
 
 
 class World:
-    """A troupe on a tiny model. With `gate` closed the device thread does nothing."""
+    """A troupe on a tiny model. `hold_device` keeps the device thread busy until `gate` is set."""
 
-    def __init__(self, engine: Engine, device: DeviceThread, store: ChunkStore) -> None:
+    def __init__(self, engine: Engine, device: DeviceThread, store: ChunkStore, settings: Settings) -> None:
         self.device, self.engine = device, engine
         self.gate = threading.Event()
         self.emitted: asyncio.Queue[StreamEvent] = asyncio.Queue()
         self.lost: asyncio.Queue[str] = asyncio.Queue()
-        settings = Settings(kv_tokens_max=4096, debug=True)
         emit, lose = self.emitted.put_nowait, self.lost.put_nowait
         self.troupe = Troupe(settings, engine, device, store, emit, lose)
 
@@ -57,7 +57,7 @@ class World:
 
 
 @asynccontextmanager
-async def open_world(model: Path) -> AsyncIterator[World]:
+async def open_world(model: Path, **changes: Any) -> AsyncIterator[World]:
     device = DeviceThread()
     await device.start()
     try:
@@ -66,7 +66,8 @@ async def open_world(model: Path) -> AsyncIterator[World]:
         shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, engine.dtype)
         # "m" is the fingerprint in the keys of `core_driver`
         async with await ChunkStore.open(None, shape, "m", 1 << 24) as store:
-            world = World(engine, device, store)
+            settings = Settings(**{"kv_tokens_max": 4096, "debug": True, **changes})
+            world = World(engine, device, store, settings)
             try:
                 yield world
             finally:
@@ -110,10 +111,14 @@ async def test_after_a_crash_of_the_scheduler_the_blender_frees_what_ran(
 
 async def test_after_a_crash_of_the_scheduler_jobs_are_answered_again(tiny_model_path: Path) -> None:
     async with open_world(tiny_model_path) as world:
+        world.hold_device()
+        world.submit("r")
+        await world.next_event(Planned)
         world.troupe.scheduler.tell_nowait(NONSENSE)
         await world.lost.get()
+        world.gate.set()
         assert await world.idle()
-        world.submit("next")
+        world.submit("r")
         assert isinstance(await world.next_event(Finished, Failed), Finished)
 
 
@@ -128,6 +133,20 @@ async def test_a_crash_of_a_peer_fails_what_it_held(tiny_model_path: Path, name:
         peer.tell_nowait(NONSENSE, "system")
         event = await world.next_event(Finished, Failed)
         assert event == Failed("r", "internal", f"the {name} failed and was restarted")
+
+
+async def test_limits_are_those_of_the_settings(tiny_model_path: Path) -> None:
+    values: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 64, "blend_min_tokens": 7}
+    async with open_world(tiny_model_path, conditioning="bare", **values) as world:
+        assert world.troupe._limits == Limits(256, 16, conditioning="bare", **values)
+
+
+async def test_with_debug_a_broken_state_is_a_crash(tiny_model_path: Path) -> None:
+    async with open_world(tiny_model_path) as world:
+        await world.idle()
+        world.troupe._state.pages_used = 3
+        world.submit()
+        assert "InvariantBroken" in await world.lost.get()
 
 
 async def test_figures_count_jobs_and_slots(tiny_model_path: Path) -> None:
