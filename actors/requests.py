@@ -139,7 +139,7 @@ class JobBuilder:
         if layout.num_tokens > context or total > context:
             raise RequestError(
                 "too_large" if layout.num_tokens > context else "invalid_request",
-                f"the prompt has {layout.num_tokens} tokens and asks for {max_tokens} more; "
+                f"{field}: the prompt has {layout.num_tokens} tokens and asks for {max_tokens} more; "
                 f"the model's context holds {context}",
                 field if layout.num_tokens > context else "max_output_tokens",
             )

@@ -68,7 +68,10 @@ def decode(data: bytes | str) -> Frame:
 
 
 def document_fields(documents: Iterable[DocumentLike]) -> list[Frame]:
-    """Documents as the wire has them: a text alone, `{title?, text}` or `{id}`."""
+    """Documents as the wire has them: a text alone, `{title?, text}` or `{id}`. ValueError for a single text."""
+    if isinstance(documents, str):
+        # a text is a sequence of texts too: each character would become a chunk
+        raise ValueError(f"documents is one text ({documents[:40]!r}...); give a list of documents")
     out: list[Frame] = []
     for document in documents:
         if isinstance(document, str):

@@ -92,3 +92,8 @@ def test_every_figure_of_usage_survives() -> None:
 
 def test_figures_of_a_newer_server_are_left_out() -> None:
     assert parse_usage({"prompt_tokens": 3, "tokens_dreamt": 9}) == Usage(prompt_tokens=3)
+
+
+def test_one_text_in_place_of_a_list_of_documents_is_refused() -> None:
+    with pytest.raises(ValueError, match="give a list of documents"):
+        create_frame(query="what?", documents="abcdef")

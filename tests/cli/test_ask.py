@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvblend.actors.errors import RequestError
+from kvblend.actors.messages import Delta, Finished, Generate, Usage
+from kvblend.actors.streams import TokenStream
 from kvblend.cli.app import app
 from tests.api.scripted import ScriptedSystem, serving
 
@@ -86,6 +88,7 @@ def test_the_default_store_is_in_the_cache_folder(local_system: list[Any], model
         (("--query", "q", "--model", "nothing-here"), "neither a known name"),
         (("--query", "q", "--chunk-file", "nothing-here"), "cannot read nothing-here"),
         (("--query", "q", "--url", "ws://h", "--store", "s"), "--store is of no use with --url"),
+        (("--query", "q", "--url", "ws://h", "--dtype", "bfloat16"), "--dtype is of no use with --url"),
         (("--query", "q", "--url", "h:1"), "is not an address"),
     ],
 )
@@ -123,3 +126,15 @@ async def test_a_failure_on_the_server_ends_with_1(cache: Path) -> None:
     async with serving(ScriptedSystem(fail)) as server:
         result = await asyncio.to_thread(invoke, "--url", server.url, "--query", "what?")
     assert (result.exit_code, result.stderr) == (1, "error: layer 3 broke\n")
+
+
+async def test_an_answer_that_the_server_cut_short_ends_with_1(cache: Path) -> None:
+    async def cut(request: Generate, stream: TokenStream) -> None:
+        stream.push_nowait(Delta(request.request_id, "one two"))
+        stream.push_nowait(Finished(request.request_id, "cancelled", Usage(), detail="the server is shutting down"))
+
+    async with serving(ScriptedSystem(cut)) as server:
+        result = await asyncio.to_thread(invoke, "--url", server.url, "--query", "what?", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["text"] == "one two"
+    assert "cut short" in result.stderr

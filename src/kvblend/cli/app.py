@@ -119,7 +119,7 @@ def ingest(
     threads: ThreadsOption = None,
 ) -> None:
     """Compute and store the KV of text files; returns when it is durable."""
-    _check_place(url, store)
+    _check_place(url, store=store, dtype=dtype, threads=threads)
     from kvblend.cli.ingest import ingest_here, ingest_on_server
 
     if url is not None:
@@ -146,7 +146,7 @@ def ask(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the text.")] = False,
 ) -> None:
     """Ask one question over chunk files and stream the answer."""
-    _check_place(url, store)
+    _check_place(url, store=store, dtype=dtype, threads=threads)
     from kvblend.cli.ask import ask_here, ask_server
     from kvblend.cli.backends import Question
     from kvblend.cli.inputs import read_texts
@@ -171,11 +171,12 @@ def demo(
     run_demo(model, max_tokens)
 
 
-def _check_place(url: str | None, store: Path | None) -> None:
+def _check_place(url: str | None, **local: object) -> None:
     from kvblend.cli.failures import BadInput
 
-    if url is not None and store is not None:
-        raise BadInput("--store is of no use with --url: the server has its own; give one of the two")
+    for flag, value in local.items():
+        if url is not None and value is not None:
+            raise BadInput(f"--{flag} is of no use with --url: the server has its own; give one of the two")
 
 
 def _settings(model: str | None, store: Path | None, **flags: object) -> Settings:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from kvblend.cli.answers import Answer, figures_table, read_answer
 from kvblend.cli.backends import Backend, Question, check_question, open_local, open_remote
+from kvblend.cli.failures import CommandError
 from kvblend.cli.loops import run
 from kvblend.cli.models import resolve_model
 
@@ -39,9 +40,12 @@ def _ask(opening: AbstractAsyncContextManager[Backend], question: Question, *, a
     answer = run(main())
     if as_json:
         typer.echo(json.dumps(answer.fields(), ensure_ascii=False))
-        return
-    typer.echo()
-    Console(stderr=True).print(figures_table(answer))
+    else:
+        typer.echo()
+        Console(stderr=True).print(figures_table(answer))
+    if answer.finish_reason == "cancelled":
+        # what was printed looks like an answer and is only the beginning of one
+        raise CommandError("the answer is cut short: the server cancelled it")
 
 
 def _show(text: str) -> None:
