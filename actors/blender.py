@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.runtime.actor import Actor, ActorDied, ActorRef
@@ -15,6 +18,7 @@ from kvblend.actors.specs import SpecBuilder
 from kvblend.actors.tables import RequestLayers, SideTables
 from kvblend.engine.runner import Runner, TickResult
 
+T = TypeVar("T")
 log = logging.getLogger("kvblend.blender")
 
 
@@ -46,6 +50,9 @@ class Blender(Actor[BlenderMessage]):
         self._started: dict[str, RequestLayers] = {}
         self._captures: dict[str, tuple[int, ...]] = {}
         self._stalled: dict[str, int] = {}
+        # starts and frees that go to the device with the next job, in order
+        self._orders: list[Callable[[], None]] = []
+        self._orders_sent = False
 
     async def handle(self, message: BlenderMessage) -> None:
         """Perform one command, or take note of a loaded layer."""
@@ -57,11 +64,11 @@ class Blender(Actor[BlenderMessage]):
                 spec = self._specs.build(job, plan, captures, layers)
                 self._started[job.request_id] = layers
                 self._captures[job.request_id] = captures
-                self.spawn(_await(self._device.submit(self._runner.start, spec)), f"start {job.request_id}")
+                self._order(functools.partial(self._runner.start, spec))
             case ev.RunStep(number, items):
                 pairs = [(item.request_id, item.rows_max) for item in items]
                 wanted = {name: self._captures.get(name, ()) for name, _ in pairs}
-                running = self._device.submit(run_tick, self._runner, pairs, wanted)
+                running = self._device.submit(run_tick, self._runner, self._take_orders(), pairs, wanted)
                 self.spawn(self._step(number, running), f"step {number}")
             case ev.FlagCancelled(request_id):
                 self._runner.flag_cancelled(request_id)
@@ -78,9 +85,16 @@ class Blender(Actor[BlenderMessage]):
         """Free every sequence behind whatever the device is doing."""
         for request_id in list(self._started):
             self._runner.flag_cancelled(request_id)
-            self._free(request_id)
+            self._forget(request_id)
+        if self._orders:
+            self._device.submit(run_orders, self._take_orders()).add_done_callback(_look_at)
 
     def _free(self, request_id: str) -> None:
+        if self._forget(request_id):
+            self._send_orders()
+
+    def _forget(self, request_id: str) -> bool:
+        """Drop what is known of a sequence and queue its release; False where it was not started."""
         self._captures.pop(request_id, None)
         self._stalled.pop(request_id, None)
         layers = self._started.pop(request_id, None)
@@ -88,7 +102,28 @@ class Blender(Actor[BlenderMessage]):
             # only its own: the loader may have opened new ones for the next try of this job already
             if self._tables.layers.get(request_id) is layers:
                 self._tables.close_layers(request_id)
-            self._device.submit(self._runner.free, request_id).add_done_callback(_look_at)
+            self._orders.append(functools.partial(self._runner.free, request_id))
+        return layers is not None
+
+    def _order(self, order: Callable[[], None]) -> None:
+        self._orders.append(order)
+        self._send_orders()
+
+    def _send_orders(self) -> None:
+        """One job for all starts and frees that pile up behind a step, however many: the device's queue is bounded."""
+        if not self._orders_sent:
+            self._orders_sent = True
+            self.spawn(self._await_orders(self._device.submit(run_orders, self._take_orders())), "orders")
+
+    def _take_orders(self) -> list[Callable[[], None]]:
+        taken, self._orders = self._orders, []
+        return taken
+
+    async def _await_orders(self, done: asyncio.Future[None]) -> None:
+        await _whatever_happens(done)
+        self._orders_sent = False
+        if self._orders:
+            self._send_orders()
 
     def _layer_loaded(self, request_id: str, layer: int) -> None:
         if layer == 0:
@@ -98,7 +133,7 @@ class Blender(Actor[BlenderMessage]):
             self._tell(ev.Unstalled(request_id, time.monotonic()))
 
     async def _step(self, number: int, running: asyncio.Future[TickReport]) -> None:
-        report = await running
+        report = await _whatever_happens(running)
         # of a sequence that was freed meanwhile nobody will ask for anything
         kept = {key: payloads for key, payloads in report.captured.items() if key[0] in self._started}
         self._tables.captured.update(kept)
@@ -131,8 +166,26 @@ class Blender(Actor[BlenderMessage]):
             log.debug("the scheduler is not there to hear of %s", type(event).__name__)
 
 
-def run_tick(runner: Runner, pairs: list[tuple[str, int]], captures: dict[str, tuple[int, ...]]) -> TickReport:
-    """One tick, in the device thread."""
+def run_orders(orders: list[Callable[[], None]]) -> None:
+    """Starts and frees in order, in the device thread. The first error is raised when all have been carried out."""
+    first: Exception | None = None
+    for order in orders:
+        try:
+            order()
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def run_tick(
+    runner: Runner,
+    orders: list[Callable[[], None]],
+    pairs: list[tuple[str, int]],
+    captures: dict[str, tuple[int, ...]],
+) -> TickReport:
+    """One tick, in the device thread, behind the starts and frees that were ordered before it."""
+    run_orders(orders)
     began = time.perf_counter()
     results = runner.tick(pairs)
     captured = {
@@ -144,12 +197,14 @@ def run_tick(runner: Runner, pairs: list[tuple[str, int]], captures: dict[str, t
     return TickReport(results, captured, 1e3 * (time.perf_counter() - began))
 
 
+async def _whatever_happens(job: asyncio.Future[T]) -> T:
+    """Wait for a job that must run though its waiter is cancelled: with it frees would be lost."""
+    job.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(job)
+
+
 def _look_at(freed: asyncio.Future[None]) -> None:
     """A device that is closed frees everything anyway; any other error must be seen."""
     error = None if freed.cancelled() else freed.exception()
     if error is not None and not isinstance(error, DeviceClosed):
         log.error("KV slots could not be freed", exc_info=error)
-
-
-async def _await(future: asyncio.Future[None]) -> None:
-    await future

@@ -76,7 +76,8 @@ class SlabPool:
     """A KVPool of one contiguous slab per sequence.
 
     Released slabs are kept for the next sequence of a like size: touching fresh memory for the first time takes as long
-    as a good part of a short blend. Kept and reserved slabs together stay within `tokens_max`.
+    as a good part of a short blend. On a CPU only, where no caching allocator does the same. A slab may be up to a
+    quarter larger than was asked for; apart from that, kept and reserved slabs together stay within `tokens_max`.
     """
 
     def __init__(self, config: ModelConfig, tokens_max: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -113,11 +114,12 @@ class SlabPool:
             raise ValueError("this slab is not held by the pool")
         self._pages_used -= slab.pages
         # a new object: whoever still has the released one cannot release it a second time
-        self._idle.append(KVSlab(slab.k, slab.v, slab.pages))
+        if self._device.type == "cpu":
+            self._idle.append(KVSlab(slab.k, slab.v, slab.pages))
 
     def _take_idle(self, pages: int) -> KVSlab | None:
-        """The smallest kept slab that is large enough, unless more than half of it would lie fallow."""
-        fits = [slab for slab in self._idle if pages <= slab.capacity // PAGE_TOKENS <= 2 * pages]
+        """The smallest kept slab that is large enough, unless more than a fifth of it would lie fallow."""
+        fits = [slab for slab in self._idle if pages <= slab.capacity // PAGE_TOKENS <= pages + pages // 4]
         if not fits:
             return None
         slab = min(fits, key=lambda kept: kept.capacity)

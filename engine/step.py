@@ -152,7 +152,8 @@ class _Tick:
     ) -> None:
         """Everything that compares fresh with cached, before the slots are overwritten."""
         running = sequence.current
-        if running is None or sequence.prefilled or not sequence.context.cached_rows.numel():
+        decoding = sequence.num_computed_tokens >= sequence.num_prompt_tokens
+        if running is None or decoding or not sequence.context.cached_rows.numel():
             return
         if layer == 0:
             check_parity(sequence, current, k)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol
 
@@ -12,6 +13,8 @@ from kvblend.actors.errors import RequestError
 from kvblend.api.server.limits import ApiLimits
 
 Event = dict[str, Any]
+BRACKETS_PER_CONTAINER = 16
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Codec(Protocol):
@@ -87,12 +90,20 @@ class JsonCodec:
 
     def decode(self, data: bytes | str, limits: ApiLimits) -> object:
         """See `Codec.decode`."""
+        text = data if isinstance(data, str) else data.decode("utf-8", "replace")
+        # before parsing, since parsing is what takes the time and memory; documents may hold brackets of their own
+        if text.count("[") + text.count("{") > BRACKETS_PER_CONTAINER * limits.containers_max:
+            raise RequestError(
+                "invalid_request", f"the frame holds more than {limits.containers_max} lists and objects"
+            )
         try:
-            value = json.loads(data, parse_constant=_refuse_constant)
+            value = json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             detail = str(error) or type(error).__name__
             raise RequestError("invalid_request", f"the frame is not readable JSON: {detail}") from error
         check_depth(value, limits.depth_max)
+        if _SURROGATE.search(text):
+            _refuse_lone_surrogates(value)
         return value
 
     def encode(self, event: Event) -> str:
@@ -144,6 +155,17 @@ class _Counter:
 
 def _refuse_extension(code: int, _data: bytes) -> NoReturn:
     raise ValueError(f"extension type {code} is not allowed")
+
+
+def _refuse_lone_surrogates(value: object) -> None:
+    """Text that no UTF-8 frame can carry back; halves of a pair have become one character by now."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise RequestError(
+            "invalid_request", f"the frame holds a lone surrogate (\\u{ord(half):04x}): not valid Unicode"
+        ) from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
+SCORED_ROWS = 64
+
 
 class AttentionBackend(Protocol):
     """Attention of one sequence's rows. The mask is `key_position <= query_position`, never aligned to a corner.
@@ -45,11 +47,25 @@ def reference_attention(
 def attend_scored(
     positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention with its weights kept: output `[rows, heads * dim]` and scores, float32 `[keys]`.
+    """Attention with its weights seen: output `[rows, heads * dim]` and scores, float32 `[keys]`.
 
     A key's score is its attention summed over heads and rows, times the mean norm of its V over kv heads (the scoring
-    that question-guided selection uses). Meant for few rows: the weights `[heads, rows, keys]` are materialised.
+    that question-guided selection uses). The weights `[heads, rows, keys]` are materialised for 64 rows at a time.
     """
+    received = torch.zeros(k.shape[1], device=q.device)
+    parts = []
+    for start in range(0, q.shape[0], SCORED_ROWS):
+        part = positions[start : start + SCORED_ROWS]
+        keys = int(part[-1]) + 1
+        out, scores = _attend_scored(part, q[start : start + SCORED_ROWS], k[:, :keys], v[:, :keys], scale)
+        parts.append(out)
+        received[:keys] += scores
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)), received
+
+
+def _attend_scored(
+    positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     rows, heads, dim = q.shape
     kv_heads, keys = k.shape[0], k.shape[1]
     grouped = q.reshape(rows, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)

@@ -129,7 +129,7 @@ async def test_slots_are_freed_behind_the_step_that_uses_them() -> None:
         gate = w.hold_device()
         w.step(1, "r")
         w.rig.tell(ev.FreeSequence("r"), ev.FreeSequence("r"))
-        await w.rig.until(lambda: w.device.depth == 4)
+        await w.rig.until(lambda: w.device.depth == 3)
         gate.set()
         assert (await w.done()).results[0].status == "sampled"
         await w.until_free()
@@ -140,8 +140,9 @@ async def test_what_a_freed_sequence_captured_is_dropped() -> None:
         gate = w.hold_device()
         w.start(store("s", A))
         w.step(1, "s")
+        await w.rig.until(lambda: "s" in w.tables.layers)
         w.rig.tell(ev.FreeSequence("s"))
-        await w.rig.until(lambda: w.device.depth == 4)
+        await w.rig.until(lambda: "s" not in w.tables.layers)
         gate.set()
         await w.done()
         assert w.tables.captured == {}
@@ -174,6 +175,20 @@ async def test_freed_slots_are_there_for_the_next_sequence() -> None:
             w.step(number, name)
             w.rig.tell(ev.FreeSequence(name))
             assert len((await w.done()).results) == 1
+
+
+async def test_many_starts_and_frees_behind_a_step_take_few_jobs() -> None:
+    async with world(tokens_max=16) as w:
+        gate = w.hold_device()
+        for number in range(30):
+            w.start(generate(f"r{number}", A))
+            w.rig.tell(ev.FreeSequence(f"r{number}"))
+        w.start(generate("last", A))
+        await w.rig.until(lambda: list(w.tables.layers) == ["last"])
+        assert w.device.depth <= 2
+        gate.set()
+        w.step(1, "last")
+        assert (await w.done()).results[0].status == "sampled"
 
 
 async def test_a_flag_makes_the_step_leave_the_sequence() -> None:

@@ -103,3 +103,18 @@ def test_no_subprotocol_means_plain_json() -> None:
 def test_only_unknown_subprotocols_are_refused() -> None:
     with pytest.raises(RequestError, match="known: kvblend"):
         choose_codec(["x"])
+
+
+@pytest.mark.parametrize("text", ['{"a": "\\ud800"}', '{"\\uDFFF": 1}', '["x\\udc00y"]'])
+def test_json_with_half_a_character_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="lone surrogate"):
+        JSON.decode(text, LIMITS)
+
+
+def test_json_with_both_halves_of_a_character_is_taken() -> None:
+    assert JSON.decode('"\\ud83d\\ude00"', LIMITS) == "\U0001f600"
+
+
+def test_json_of_a_million_empty_lists_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(RequestError, match="lists and objects"):
+        JSON.decode("[" + "[]," * 1_000_000 + "[]]", LIMITS)

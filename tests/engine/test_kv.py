@@ -112,16 +112,26 @@ def test_a_released_slab_serves_the_next_sequence_of_a_like_size() -> None:
     first = slots.reserve(64)
     memory = first.k.data_ptr()
     slots.release(first)
-    second = slots.reserve(40)
+    second = slots.reserve(64)
     assert second.k.data_ptr() == memory
-    assert (second.pages, slots.tokens_used) == (3, 48)
+    assert (second.pages, slots.tokens_used) == (4, 64)
 
 
 def test_a_kept_slab_that_is_much_too_large_is_not_used() -> None:
     slots = pool(256)
     first = slots.reserve(128)
     slots.release(first)
-    assert slots.reserve(16).capacity == 16
+    assert slots.reserve(64).capacity == 64
+
+
+def test_memory_in_use_exceeds_what_was_asked_for_by_a_quarter_at_most() -> None:
+    slots = pool(1024)
+    slots.release(slots.reserve(640))
+    for tokens in (320, 640):
+        slots.reserve(tokens)
+        assert slots.tokens_allocated <= 1.25 * slots.tokens_max
+    slots.release(slots.reserve(64))
+    assert slots.tokens_allocated <= 1024
 
 
 def test_kept_slabs_make_room_for_new_ones() -> None:
