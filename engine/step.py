@@ -42,10 +42,9 @@ class Outcome:
 class Step:
     """Runs ticks for one model and one attention backend."""
 
-    def __init__(self, model: Model, backend: AttentionBackend, stored_dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: Model, backend: AttentionBackend) -> None:
         self.model = model
         self.backend = backend
-        self.stored_dtype = stored_dtype or model.dtype
 
     @torch.inference_mode()
     def run(self, items: Sequence[WorkItem]) -> list[Outcome]:
@@ -60,7 +59,7 @@ class _Tick:
     """The state of one sweep: which items still move, and what stopped the others."""
 
     def __init__(self, step: Step, items: Sequence[WorkItem]) -> None:
-        self.model, self.backend, self.stored_dtype = step.model, step.backend, step.stored_dtype
+        self.model, self.backend = step.model, step.backend
         self.moving = list(items)
         self.stalled: dict[int, int] = {}
         self.rows: dict[int, int] = {}
@@ -121,7 +120,7 @@ class _Tick:
             return False
         config = self.model.config
         for start, payload in loaded:
-            k, v = payload_tensors(payload, config.num_kv_heads, config.head_dim, self.stored_dtype)
+            k, v = payload_tensors(payload, config.num_kv_heads, config.head_dim, self.model.dtype)
             end = start + k.shape[1]
             cos, sin = self.model.rope.span(start, end)
             slots_k, slots_v = sequence.slab.view(layer, end)

@@ -210,6 +210,16 @@ def test_a_stalled_sequence_holds_nobody_back(bench: Bench) -> None:
     assert [outcome.status for outcome in outcomes] == ["stalled", "last_row"]
 
 
+def test_a_range_of_layers_ends_the_tick_and_changes_nothing(bench: Bench) -> None:
+    layout = prompt([C, A])
+    sequence = bench.start(layout, [Reuse.FRESH] * 4, 0.0, PlainSelector())
+    outcome = bench.step.run([WorkItem(sequence, 1 << 30, range(2))])[0]
+    assert outcome.status == "running"
+    assert sequence.slice is not None
+    assert sequence.slice.layer == 2
+    assert_equal(bench.finish(sequence), bench.full(layout))
+
+
 def test_a_cancelled_sequence_is_left_out(bench: Bench) -> None:
     sequence = bench.start(prompt([A]), [Reuse.FRESH] * 3, 0.0, PlainSelector())
     sequence.cancelled = True
