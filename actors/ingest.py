@@ -77,7 +77,11 @@ class IngestRun:
         tokens = sum(chunk.tokens for chunk in self._chunks.values())
         created = sum(chunk.created for chunk in self._chunks.values())
         total_ms = 1e3 * (time.monotonic() - self._began_s)
-        hits = len(self._chunks) - created
         return Usage(
-            prompt_tokens=tokens, chunk_hits=hits, chunk_misses=created, tokens_fresh=tokens, total_ms=total_ms
+            prompt_tokens=tokens,
+            chunk_hits=len(self._chunks) - created,
+            chunk_misses=created,
+            tokens_fresh=tokens,
+            total_ms=total_ms,
+            notes=tuple(self._jobs[index].note for index in sorted(self._chunks) if self._jobs[index].note),
         )

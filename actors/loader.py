@@ -78,11 +78,26 @@ class Loader(Actor[LoaderMessage]):
                 # taken now: the release behind this command drops what nobody has asked for
                 payloads = self._tables.captured.pop((message.request_id, message.segment), None)
                 self.spawn(self._write(message, payloads), f"store {message.request_id}/{message.segment}")
+            case ev.DropChunks(request_id, segments, reason):
+                self._drop(request_id, segments, reason)
             case Reset():
                 for request_id in list(self._loads):
                     self._release(request_id)
             case _:
                 await super().handle(message)
+
+    def _drop(self, request_id: str, segments: tuple[int, ...], reason: str) -> None:
+        load = self._loads.get(request_id)
+        if load is None:
+            return
+        for index in segments:
+            if index in load.leases:
+                chunk_id = load.leases[index].key.id
+                log.warning("chunk %s is dropped: %s", chunk_id, reason)
+                self.spawn(self._delete(chunk_id), f"drop {chunk_id[:12]}")
+
+    async def _delete(self, chunk_id: str) -> None:
+        await self._store.delete(chunk_id)
 
     async def stop(self) -> None:
         """Give every lease back."""
@@ -179,6 +194,8 @@ class Loader(Actor[LoaderMessage]):
             error = "the captured KV is gone"
         else:
             try:
+                if command.replace:
+                    await self._store.delete(command.key.id)
                 created = await self._store.put(command.key, command.token_ids, payloads)
             except StoreError as problem:
                 error = f"not stored: {problem}"

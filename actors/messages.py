@@ -5,8 +5,19 @@ A leaf module. What travels between two actors only (plans, steps, loads) is in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from kvblend.actors.errors import RequestError
+from kvblend.engine.selectors.spec import (
+    BadSelection,
+    ChunkBudget,
+    DivergenceOf,
+    NamedLayers,
+    ResidualName,
+    SelectorName,
+    check_field,
+)
 
 Mode = Literal["blend", "full", "reuse", "prefix"]
 MODES: tuple[Mode, ...] = ("blend", "full", "reuse", "prefix")
@@ -16,11 +27,15 @@ Role = Literal["user", "assistant"]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A retrieved chunk: its text (with an optional title), or the id of one that was ingested before."""
+    """A retrieved chunk: its text (with an optional title), or the id of one that was ingested before.
+
+    `behind`, where documents are stored: its neighbours, texts that its KV is computed behind, nearest first.
+    """
 
     text: str = ""
     title: str = ""
     id: str | None = None
+    behind: tuple[Document, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +58,49 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class SelectionOptions:
+    """How rows are chosen and the others corrected (docs/algorithm.md). None means: as the server is set."""
+
+    selector: SelectorName | None = None
+    check_layers: tuple[int, ...] | None = None
+    divergence: DivergenceOf | None = None
+    recompute_ratios: tuple[float, ...] | None = None
+    thresholds: tuple[float, ...] | None = None
+    score_layers: tuple[int, ...] | NamedLayers | None = None
+    sinks: int | None = None
+    span: int | None = None
+    chunk_budget: ChunkBudget | None = None
+    probes: float | None = None
+    residual: ResidualName | None = None
+    residual_fraction: float | None = None
+    seed: int | None = None
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all fields."""
+        return tuple(field.name for field in fields(cls))
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are not left to the server."""
+        values = {name: getattr(self, name) for name in self.names()}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def check(self) -> None:
+        """Raise RequestError for a value that no server could take; what depends on others is checked later."""
+        for name, value in self.given().items():
+            try:
+                check_field(name, value)
+            except BadSelection as error:
+                raise RequestError("invalid_request", f"blend.{name}: {error.said}", f"blend.{name}") from None
+
+
+@dataclass(frozen=True, slots=True)
 class BlendOptions:
     """How cached chunks are used. None means: as the server is set."""
 
     mode: Mode = "blend"
     recompute_ratio: float | None = None
-    selector: Literal["divergence", "query"] | None = None
-    divergence: Literal["k", "v", "kv"] | None = None
-    residual: Literal["none", "mean", "distance", "ridge"] | None = None
+    selection: SelectionOptions = field(default_factory=SelectionOptions)
     on_miss: Literal["fresh", "precompute"] | None = None
 
 
@@ -58,8 +108,8 @@ class BlendOptions:
 class Generate:
     """One request: documents stand at the start of the first user message.
 
-    `system` None means the server's default system prompt. `generate` False stores the documents' KV (each behind the
-    system prompt, or bare, as the server is set) and answers nothing: that is what ingesting is.
+    `system` None means the server's default system prompt. `generate` False stores the documents' KV (each behind what
+    the server is set to) and answers nothing: that is what ingesting is.
     """
 
     request_id: str
@@ -101,11 +151,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """One document after ingestion. `created` is False when its KV was in the store already."""
+    """One document after ingestion. `created` is False when its KV was in the store already.
+
+    `conditioning` is what it was computed behind: `system`, `bare`, `warm` or `neighbours`.
+    """
 
     id: str
     tokens: int
     created: bool
+    conditioning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

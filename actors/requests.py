@@ -7,15 +7,20 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvblend.actors.core.events import Job, SegmentKeys
-from kvblend.actors.core.planning import segment_keys
+from kvblend.actors.core.conditioning import NEIGHBOURS, Conditioning, Ids
+from kvblend.actors.core.events import Job
+from kvblend.actors.core.planning import rope_ids, segment_keys, storing_layout
 from kvblend.actors.errors import RequestError
-from kvblend.actors.messages import MODES, Generate, Sampling
+from kvblend.actors.messages import MODES, Document, Generate, Sampling
+from kvblend.actors.selection import budget_ratio, merge_selection
 from kvblend.actors.settings import Settings
 from kvblend.engine.assembly import Engine
-from kvblend.engine.layout import PromptLayout, SegmentKind
+from kvblend.engine.conditioning import warm_ids
+from kvblend.engine.layout import PromptLayout
 from kvblend.engine.prompt import PromptDocument, PromptError, build_prompt, chunk_ids, system_ids
 from kvblend.store.keys import ChunkKey
+
+NEIGHBOURS_MAX = 8
 
 
 def refuse(param: str, value: object, limit: str) -> RequestError:
@@ -43,15 +48,35 @@ def check_request(request: Generate, settings: Settings, model: str) -> None:
         raise refuse("blend.mode", blend.mode, f"choose {', '.join(MODES)}")
     if ratio is not None and not 0.0 <= ratio <= 1.0:
         raise refuse("blend.recompute_ratio", ratio, "it must lie in 0..1")
-    if blend.selector not in (None, "divergence", "query"):
-        raise refuse("blend.selector", blend.selector, "choose divergence, query")
-    if blend.residual not in (None, "none", "mean", "distance", "ridge"):
-        raise refuse("blend.residual", blend.residual, "choose none, mean, distance, ridge")
-    if blend.divergence not in (None, "k", "v", "kv"):
-        raise refuse("blend.divergence", blend.divergence, "choose k, v, kv")
+    merge_selection(settings, blend)
     if blend.on_miss not in (None, "fresh", "precompute"):
         raise refuse("blend.on_miss", blend.on_miss, "choose fresh, precompute")
+    check_neighbours(request, settings)
     check_sampling(request.sampling, settings)
+
+
+def check_neighbours(request: Generate, settings: Settings) -> None:
+    """Raise RequestError for neighbours (`behind`) where there may be none, and for those that are no plain texts."""
+    for index, document in enumerate(request.documents):
+        field, count = f"documents[{index}].behind", len(document.behind)
+        if not count:
+            continue
+        if request.generate:
+            raise refuse(field, f"{count} texts", "neighbours are given when a document is stored (generate: false)")
+        if settings.conditioning != "neighbours":
+            limit = f"the server's conditioning must be 'neighbours' for that; it is {settings.conditioning!r}"
+            raise refuse(field, f"{count} texts", limit)
+        if count > NEIGHBOURS_MAX:
+            raise refuse(field, f"{count} texts", f"at most {NEIGHBOURS_MAX} are taken")
+        for number, near in enumerate(document.behind):
+            if near.id is not None or near.behind:
+                raise refuse(f"{field}[{number}]", near.id or "nested", "a neighbour is a text with an optional title")
+
+
+def server_conditioning(settings: Settings, engine: Engine) -> Conditioning:
+    """What a server with these settings computes chunks behind, in tokens of its model."""
+    warm = warm_ids(engine.tokenizer) if settings.conditioning in ("warm", "neighbours") else ()
+    return Conditioning(settings.conditioning, warm, min(engine.config.context_length, settings.kv_tokens_max))
 
 
 def check_sampling(sampling: Sampling, settings: Settings) -> None:
@@ -74,10 +99,15 @@ class JobBuilder:
     def __init__(self, settings: Settings, engine: Engine) -> None:
         self._settings = settings
         self._engine = engine
+        self._conditioning = server_conditioning(settings, engine)
 
-    def answer(self, request: Generate, stored: dict[int, tuple[int, ...]]) -> Job:
-        """The job of a question. `stored` has the token ids of documents given by id. Raises RequestError."""
+    def answer(self, request: Generate, stored: dict[int, tuple[int, ...]], note: str = "") -> Job:
+        """The job of a question. `stored` has the token ids of documents given by id. Raises RequestError.
+
+        `note` goes into the figures of the answer.
+        """
         settings, engine = self._settings, self._engine
+        merge_selection(settings, request.blend, engine.config.num_layers)
         documents = [PromptDocument(d.title, d.text, stored.get(index)) for index, d in enumerate(request.documents)]
         turns = [(message.role, message.content) for message in request.messages]
         system = settings.system if request.system is None else request.system
@@ -89,49 +119,68 @@ class JobBuilder:
         blend, sampling = request.blend, request.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=random.getrandbits(63))
-        ratio = settings.recompute_ratio if blend.recompute_ratio is None else blend.recompute_ratio
+        regime = rope_ids(engine.config.rope_regime(layout.num_tokens), layout.num_tokens)
         return Job(
             request.request_id,
             "generate",
             layout,
-            segment_keys(layout, blend.mode, settings.conditioning, engine.fingerprint, settings.salt),
+            segment_keys(layout, blend.mode, self._conditioning, engine.fingerprint, settings.salt, regime),
             blend.mode,
-            ratio,
+            budget_ratio(settings, blend),
             blend,
             sampling,
             blend.on_miss or settings.on_miss,
+            note=note,
         )
 
     def stores(self, request: Generate, stored: dict[int, tuple[int, ...]], ids: Sequence[str]) -> list[Job]:
         """One precompute job per document, with these job ids. Raises RequestError."""
         settings, engine = self._settings, self._engine
         system = settings.system if request.system is None else request.system
-        head: tuple[int, ...] = ()
+        head: Ids = ()
         jobs = []
         try:
-            if settings.conditioning == "system":
+            if settings.conditioning != "bare":
                 head = system_ids(engine.tokenizer, engine.template, system)
             for index, document in enumerate(request.documents):
                 known = stored.get(index)
                 field = f"documents[{index}]"
                 tokens = known or chunk_ids(engine.tokenizer, document.title, document.text, field)
-                jobs.append(self._store(ids[index], request, head, tokens, field))
+                near = self._neighbours(document, tokens, field)
+                jobs.append(self._store(ids[index], request, head, near, tokens, field))
         except PromptError as error:
             raise RequestError("invalid_request", str(error), error.param) from None
         return jobs
 
-    def _store(self, name: str, request: Generate, head: tuple[int, ...], tokens: tuple[int, ...], field: str) -> Job:
-        print_, salt = self._engine.fingerprint, self._settings.salt
-        parts = [(SegmentKind.CHUNK, tokens)]
-        own = ChunkKey.of(print_, salt, head, tokens)
-        keys = [SegmentKeys(((own, True),), keep=own)]
-        if head:
-            above = ChunkKey.of(print_, salt, (), head)
-            parts.insert(0, (SegmentKind.SYSTEM, head))
-            keys.insert(0, SegmentKeys(((above, True),), keep=above))
-        layout = PromptLayout.of(parts)
+    def _neighbours(self, document: Document, tokens: Ids, field: str) -> list[Ids]:
+        """The token ids of a document's neighbours. Raises RequestError where it is its own."""
+        near = []
+        for number, other in enumerate(document.behind):
+            path = f"{field}.behind[{number}]"
+            near.append(chunk_ids(self._engine.tokenizer, other.title, other.text, path))
+            if near[-1] == tokens:
+                raise refuse(path, other.text[:80], "a document cannot be its own neighbour")
+        return near
+
+    def _store(self, name: str, request: Generate, head: Ids, near: list[Ids], tokens: Ids, field: str) -> Job:
+        """The job of one document: behind those of its neighbours that fit, else behind what the server is set to."""
+        print_, salt, rule = self._engine.fingerprint, self._settings.salt, self._conditioning
+        label: str = rule.label(head, len(tokens))
+        pieces, wanted, note = rule.parts(head, len(tokens)), len(near), ""
+        while near and len(head) + sum(map(len, near)) + len(tokens) > rule.tokens_max:
+            near = near[:-1]
+        if near:
+            label, pieces = "neighbours", tuple(piece for piece in (head, *near) if piece)
+        behind = (*head, *NEIGHBOURS) if near else rule.behind(head, len(tokens))
+        if len(near) < wanted:
+            note = f"{field}: {len(near)} of {wanted} neighbours fit into {rule.tokens_max} tokens"
+        elif rule.warms and label == "system":
+            note = f"{field}: too long to be computed behind the warm text, so behind the system prompt alone"
+        own = ChunkKey.of(print_, salt, behind, tokens)
+        layout, keys = storing_layout(pieces, tokens, own, len(pieces) - len(near), replace=bool(near))
         self._check_fits(layout, 0, field)
-        return Job(name, "precompute", layout, tuple(keys), "blend", 0.0, request.blend, request.sampling)
+        job = Job(name, "precompute", layout, keys, "blend", 0.0, request.blend, request.sampling)
+        return replace(job, conditioning=label, replace=bool(near), note=note)
 
     def _check_fits(self, layout: PromptLayout, max_tokens: int, field: str = "input") -> None:
         context, slots = self._engine.config.context_length, self._settings.kv_tokens_max

@@ -8,6 +8,15 @@ from pathlib import Path
 from typing import Literal
 
 from kvblend.actors.errors import RequestError
+from kvblend.engine.selectors.spec import (
+    BadSelection,
+    ChunkBudget,
+    DivergenceOf,
+    NamedLayers,
+    ResidualName,
+    SelectorName,
+    SelectorSpec,
+)
 
 DEFAULT_SYSTEM = "You answer questions from the given passages. Be brief and exact."
 
@@ -17,7 +26,8 @@ class Settings:
     """One server's settings. `model` is a known name (`smollm2`), a Hugging Face directory or a GGUF file.
 
     `salt` goes into every chunk key. `kv_tokens_max` bounds the KV slots of all running requests together. `debug`
-    checks the scheduler's invariants after every event.
+    checks the scheduler's invariants after every event. `gate_kl_max` is in nats per token; `force_blend` blends
+    whatever the gate says.
     """
 
     model: str = "smollm2"
@@ -26,15 +36,27 @@ class Settings:
     device: str = "cpu"
     attention: Literal["auto", "sdpa", "xformers"] = "auto"
     threads: int = 0
-    conditioning: Literal["system", "bare"] = "system"
+    conditioning: Literal["system", "bare", "warm", "neighbours"] = "system"
     system: str = DEFAULT_SYSTEM
     salt: str = ""
     recompute_ratio: float = 0.15
-    check_layer: int = 1
-    selector: Literal["divergence", "query"] = "divergence"
-    divergence: Literal["k", "v", "kv"] = "k"
-    residual: Literal["none", "mean", "distance", "ridge"] = "none"
+    selector: SelectorName = "divergence"
+    check_layers: tuple[int, ...] = (1,)
+    divergence: DivergenceOf = "k"
+    recompute_ratios: tuple[float, ...] = ()
+    thresholds: tuple[float, ...] = ()
+    score_layers: tuple[int, ...] | NamedLayers = "all"
+    sinks: int = 0
+    span: int = 1
+    chunk_budget: ChunkBudget = "free"
+    probes: float = 0.0
+    residual: ResidualName = "none"
+    residual_fraction: float = 0.8
+    seed: int = 0
     blend_min_tokens: int = 256
+    gate: Literal["auto", "off"] = "auto"
+    gate_kl_max: float = 0.5
+    force_blend: bool = False
     on_miss: Literal["fresh", "precompute"] = "fresh"
     host_bytes_budget: int = 2 << 30
     prefetch_layers_max: int = 4
@@ -49,8 +71,8 @@ class Settings:
     def __post_init__(self) -> None:
         ranges: dict[str, tuple[float, float]] = {
             "recompute_ratio": (0.0, 1.0),
+            "gate_kl_max": (0.0, 1e6),
             "threads": (0, 1024),
-            "check_layer": (1, 1_000),
             "blend_min_tokens": (0, 1 << 30),
             "host_bytes_budget": (1 << 20, 1 << 50),
             "prefetch_layers_max": (1, 1024),
@@ -70,17 +92,25 @@ class Settings:
         choices: dict[str, tuple[str, ...]] = {
             "dtype": ("float32", "bfloat16"),
             "attention": ("auto", "sdpa", "xformers"),
-            "conditioning": ("system", "bare"),
-            "selector": ("divergence", "query"),
-            "divergence": ("k", "v", "kv"),
-            "residual": ("none", "mean", "distance", "ridge"),
+            "conditioning": ("system", "bare", "warm", "neighbours"),
             "on_miss": ("fresh", "precompute"),
+            "gate": ("auto", "off"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise RequestError(
                     "invalid_request", f"{name} is {getattr(self, name)!r}; choose {', '.join(allowed)}", name
                 )
+
+        try:
+            _ = self.selection
+        except BadSelection as error:
+            raise RequestError("invalid_request", str(error), error.field) from None
+
+    @property
+    def selection(self) -> SelectorSpec:
+        """How rows are chosen where a request says nothing else."""
+        return SelectorSpec(**{name: getattr(self, name) for name in SelectorSpec.names()})
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

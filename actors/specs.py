@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvblend.actors.core.events import Job
+from kvblend.actors.selection import merge_selection
 from kvblend.actors.settings import Settings
 from kvblend.engine.layout import BlendPlan
 from kvblend.engine.output import OutputText
 from kvblend.engine.runner import SequenceSpec
 from kvblend.engine.sampling import SamplingPlan
 from kvblend.engine.selectors.base import Selector
-from kvblend.engine.selectors.divergence import DivergenceSelector
+from kvblend.engine.selectors.build import build_selector
 from kvblend.engine.selectors.plain import PlainSelector
-from kvblend.engine.selectors.query import QuerySelector
 from kvblend.engine.sequence import LayerSource
 from kvblend.engine.tokenizer import Tokenizer
 
@@ -26,7 +28,10 @@ class SpecBuilder:
     def build(self, job: Job, plan: BlendPlan, captures: tuple[int, ...], source: LayerSource) -> SequenceSpec:
         """The spec of one job. Work for a plan without budget needs no selection."""
         if job.kind == "precompute":
-            return SequenceSpec(job.request_id, plan, PlainSelector(), job.tokens_max, source, captures)
+            spec = SequenceSpec(job.request_id, plan, PlainSelector(), job.tokens_max, source, captures)
+            chunk = len(plan.layout.segments) - 1
+            two = job.conditioning == "warm" and chunk in captures
+            return replace(spec, contrast=chunk - 1) if two else spec
         sampling = job.sampling
         return SequenceSpec(
             job.request_id,
@@ -42,9 +47,4 @@ class SpecBuilder:
     def _selector(self, job: Job, plan: BlendPlan) -> Selector:
         if plan.budget == 0:
             return PlainSelector()
-        settings, options = self._settings, job.options
-        wanted = options.residual or settings.residual
-        residual = None if wanted == "none" else wanted
-        if (options.selector or settings.selector) == "query":
-            return QuerySelector(residual=residual)
-        return DivergenceSelector(settings.check_layer, options.divergence or settings.divergence, residual)
+        return build_selector(merge_selection(self._settings, job.options))

@@ -14,12 +14,14 @@ from typing import TypeVar
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.events import Job
 from kvblend.actors.errors import RequestError
+from kvblend.actors.gate import ServingGate
 from kvblend.actors.ingest import IngestRun
 from kvblend.actors.messages import Accepted, Failed, Generate
 from kvblend.actors.open_requests import OpenRequests
 from kvblend.actors.requests import JobBuilder, check_request
 from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.runtime.mailbox import MailboxClosed, MailboxFull
+from kvblend.actors.selection import check_settings_for
 from kvblend.actors.settings import Settings
 from kvblend.actors.signals import WhenIdle
 from kvblend.actors.streams import TokenStream
@@ -35,7 +37,7 @@ log = logging.getLogger("kvblend.system")
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether requests are taken, and if not, why."""
+    """Whether requests are taken, and why not, or why they are answered in a worse way."""
 
     ok: bool
     reasons: tuple[str, ...]
@@ -57,6 +59,7 @@ class System:
         self._device = device
         self._store = store
         self._jobs = JobBuilder(settings, engine)
+        self._gate = ServingGate(settings, engine, device)
         self._open = OpenRequests(lambda name: self._cancel(name, "the client went away", deadline=False))
         self._ingests: dict[str, asyncio.Task[None]] = {}
         self._endings: dict[str, tuple[str, bool]] = {}
@@ -65,6 +68,7 @@ class System:
         self._prompts = ThreadPoolExecutor(2, thread_name_prefix="kvblend-prompt")
         self._troupe = Troupe(settings, engine, device, store, self._open.push_of_job, self._open.fail_all)
         self._troupe.fatal.add_done_callback(self._give_up)
+        self._gate.start()
 
     @classmethod
     async def start(cls, settings: Settings, model_path: Path, model_name: str) -> System:
@@ -84,13 +88,8 @@ class System:
                 settings.attention,
                 settings.kv_tokens_max,
                 settings.threads,
+                lambda config: check_settings_for(settings, config.num_layers),
             )
-            if settings.check_layer >= engine.config.num_layers:
-                last = engine.config.num_layers - 1
-                raise RequestError(
-                    "invalid_request", f"check_layer is {settings.check_layer}; the model has layers 0..{last}",
-                    "check_layer",
-                )  # fmt: skip
             config = engine.config
             shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, engine.dtype)
             store = await ChunkStore.open(settings.store, shape, engine.fingerprint, settings.host_bytes_budget)
@@ -109,11 +108,13 @@ class System:
         """
         self._check_open(request.request_id)
         check_request(request, self.settings, self.model)
+        request, note = await self._gate.admit(request)
+        self._check_open(request.request_id)
         stored = await self._stored_ids(request)
         job_id = self._open.new_job_id(request.request_id)
         if request.generate:
             numbered = replace(request, request_id=job_id)
-            jobs = [await self._off_loop(lambda: self._jobs.answer(numbered, stored))]
+            jobs = [await self._off_loop(lambda: self._jobs.answer(numbered, stored, note))]
         else:
             # no request can have an id that begins like these
             names = [self._open.new_job_id(f"/{job_id}/{index}") for index in range(len(request.documents))]
@@ -136,6 +137,8 @@ class System:
     def ready(self) -> Readiness:
         """The state now, with figures of the store, the actors and the model."""
         reasons = []
+        if self._gate.state == "running":
+            reasons.append("gate running: the model is being judged before it is served")
         if self._draining or self._closed:
             reasons.append("draining: no new requests are taken")
         if self.fatal.done():
@@ -145,9 +148,12 @@ class System:
             "attention": self._engine.attention,
             "requests": len(self._open),
             "chunks": self._store.stats().chunks,
+            "gate": self._gate.figures(),
             **self._troupe.figures(),
         }
-        return Readiness(not reasons, tuple(reasons), details)
+        # a model that failed is served all the same, by full prefill
+        failures = tuple(f"gate failed: {reason}" for reason in self._gate.reasons)
+        return Readiness(not reasons, (*reasons, *failures), details)
 
     def store_stats(self) -> StoreStats:
         """Figures of the chunk store."""
@@ -182,6 +188,7 @@ class System:
         if self._closed:
             return
         self._closed = self._draining = True
+        await self._gate.close()
         for ingest in self._ingests.values():
             ingest.cancel()
         await asyncio.gather(*self._ingests.values(), return_exceptions=True)

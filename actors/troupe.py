@@ -16,6 +16,7 @@ from kvblend.actors.core.limits import Limits
 from kvblend.actors.core.scheduler import SchedulerState
 from kvblend.actors.loader import Loader
 from kvblend.actors.messages import StreamEvent
+from kvblend.actors.requests import server_conditioning
 from kvblend.actors.runtime.actor import ActorRef
 from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.runtime.mailbox import MailboxClosed
@@ -56,7 +57,7 @@ class Troupe:
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             blend_min_tokens=settings.blend_min_tokens,
-            conditioning=settings.conditioning,
+            conditioning=server_conditioning(settings, engine),
         )
         self._numbers = itertools.count(1)
         self._tables = SideTables()
@@ -90,6 +91,7 @@ class Troupe:
             "jobs": len(state.entries),
             "sequences": sum(1 for _ in state.running()),
             "kv_tokens_used": state.pages_used * PAGE_TOKENS,
+            "parity_failures": state.parity_failures,
             "actors": {name: _plain(figures) for name, figures in self._supervisor.statistics().items()},
         }
 

@@ -59,8 +59,9 @@ class Reference:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         c, w = loaded.model.config, loaded.model.weights
-        if c.rope.kind != "default" or c.attention_bias or c.mlp_bias:
-            raise SystemExit("the reference run knows default RoPE without biases; use --no-transformers")
+        others = c.attention_bias or c.mlp_bias or c.qk_norm or c.post_norms or c.sliding_window
+        if c.rope.kind != "default" or c.rope.rotary_fraction != 1.0 or others:
+            raise SystemExit("the reference run knows plain Llama without biases or windows; use --no-transformers")
         config = LlamaConfig(
             vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
             num_hidden_layers=c.num_layers, num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads,
@@ -192,7 +193,7 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     loaded = load_model(path, torch.float32, torch.device("cpu"))
     reference = None if args.no_transformers else Reference(loaded)
     with tempfile.TemporaryDirectory() as folder:
-        system = await System.start(Settings(store=Path(folder) / "store", dtype=args.dtype), path, name)
+        system = await System.start(Settings(store=Path(folder) / "store", dtype=args.dtype, gate="off"), path, name)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(system.close)
             for count in args.chunks:

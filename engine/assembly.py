@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +31,18 @@ class Engine:
     attention: str
 
 
-def assemble_engine(path: Path, dtype: str, device: str, attention: str, kv_tokens_max: int, threads: int) -> Engine:
+def assemble_engine(
+    path: Path,
+    dtype: str,
+    device: str,
+    attention: str,
+    kv_tokens_max: int,
+    threads: int,
+    check: Callable[[ModelConfig], None] | None = None,
+) -> Engine:
     """Load the model at `path`. `threads` 0 leaves torch's own choice (the physical cores).
+
+    `check` may refuse the model's shape before its weights are read.
 
     Raises BadModelFile, UnsupportedModel, BackendUnavailable, or ValueError for a dtype or device that does not exist.
     """
@@ -41,10 +52,15 @@ def assemble_engine(path: Path, dtype: str, device: str, attention: str, kv_toke
     if threads:
         torch.set_num_threads(threads)
     backend, line = choose_backend(attention, where, DTYPES[dtype])
-    loaded = load_model(path, DTYPES[dtype], where)
+    loaded = load_model(path, DTYPES[dtype], where, check)
     pool = SlabPool(loaded.model.config, kv_tokens_max, DTYPES[dtype], where)
     runner = Runner(loaded.model, backend, pool)
     return Engine(runner, loaded.model.config, loaded.tokenizer, loaded.template, loaded.fingerprint, dtype, line)
+
+
+def count_threads() -> int:
+    """How many threads torch computes with on the CPU."""
+    return torch.get_num_threads()
 
 
 def _device(name: str) -> torch.device:

@@ -60,8 +60,22 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def payload_tensors(
-    payload: memoryview, kv_heads: int, head_dim: int, dtype: torch.dtype
+    payload: memoryview, kv_heads: int, head_dim: int, dtype: torch.dtype, tokens: int = -1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V `[kv_heads, tokens, head_dim]` of one stored layer; views of the payload."""
-    both = torch.frombuffer(payload, dtype=dtype).view(2, kv_heads, -1, head_dim)
+    """K and V `[kv_heads, tokens, head_dim]` of one stored layer; views of the payload.
+
+    Without `tokens` the payload must hold nothing else.
+    """
+    count = -1 if tokens < 0 else 2 * kv_heads * tokens * head_dim
+    both = torch.frombuffer(payload, dtype=dtype, count=count).view(2, kv_heads, -1, head_dim)
     return both[0], both[1]
+
+
+def payload_sensitivity(
+    payload: memoryview, kv_heads: int, head_dim: int, dtype: torch.dtype, tokens: int
+) -> torch.Tensor | None:
+    """What stands behind K and V of one stored layer, float32 `[tokens]` (see `engine.contrast`), if anything."""
+    offset = 2 * kv_heads * tokens * head_dim * dtype.itemsize
+    if len(payload) == offset:
+        return None
+    return torch.frombuffer(payload, dtype=torch.float32, offset=offset)

@@ -72,6 +72,12 @@ class PromptLayout:
         """All token ids of the prompt."""
         return tuple(token for segment in self.segments for token in segment.token_ids)
 
+    def without(self, index: int) -> PromptLayout:
+        """The layout without segment `index`; what stood behind it moves up. IndexError where there is none."""
+        parts = [(segment.kind, segment.token_ids) for segment in self.segments]
+        del parts[index]
+        return PromptLayout.of(parts)
+
     def chunks(self) -> Iterator[tuple[int, Segment]]:
         """The chunk segments with their index among all segments."""
         return ((i, s) for i, s in enumerate(self.segments) if s.kind is SegmentKind.CHUNK)

@@ -18,17 +18,13 @@ def observe_divergence(sequence: SequenceState, current: Slice, layer: int, k: t
     """
     old_k = sequence.slab.k[layer].index_select(1, current.rows_device).transpose(0, 1)
     old_v = sequence.slab.v[layer].index_select(1, current.rows_device).transpose(0, 1)
-    key_change = (k - old_k).float().square().sum((1, 2)).cpu()
-    value_change = (v - old_v).float().square().sum((1, 2)).cpu()
+    shown = [current.rows]
+    shown += torch.stack([x.float().square().sum((1, 2)) for x in (k - old_k, v - old_v, old_k, old_v)]).cpu().unbind()
     seen = sequence.observation
-    if seen is None or seen.key_change is None or seen.value_change is None:
-        sequence.observation = Observation(current.rows, key_change, value_change)
-    else:
-        sequence.observation = Observation(
-            torch.cat((seen.rows, current.rows)),
-            torch.cat((seen.key_change, key_change)),
-            torch.cat((seen.value_change, value_change)),
-        )
+    if seen is not None:
+        before = (seen.rows, seen.key_change, seen.value_change, seen.key_norm, seen.value_norm)
+        shown = [now if old is None else torch.cat((old, now)) for old, now in zip(before, shown, strict=True)]
+    sequence.observation = Observation(*shown)
 
 
 def check_parity(sequence: SequenceState, current: Slice, k: torch.Tensor) -> None:
@@ -46,11 +42,18 @@ def check_parity(sequence: SequenceState, current: Slice, k: torch.Tensor) -> No
 
 
 def attend_observed(
-    sequence: SequenceState, current: Slice, q: torch.Tensor, backend: AttentionBackend, layer: int, scale: float
+    sequence: SequenceState,
+    current: Slice,
+    q: torch.Tensor,
+    backend: AttentionBackend,
+    layer: int,
+    scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Attention of the slice's rows; the question's rows are scored too. Returns `[rows, heads * head_dim]`.
 
-    Scores are summed on the device: the sequence brings the sum to the CPU once, when the pass ends.
+    In a layer with a window, keys outside it are not attended and so receive no score there. Scores are summed on the
+    device: the sequence brings the sum to the CPU once, when the pass ends.
     """
     question = int(sequence.context.question_rows[0])
     first = int(torch.searchsorted(current.rows, question))
@@ -58,12 +61,12 @@ def attend_observed(
     if first:
         rows = current.rows[:first]
         k, v = sequence.slab.view(layer, int(rows[-1]) + 1)
-        parts.append(backend.attend(backend.prepare(rows, k.device, k.dtype), q[:first], k, v, scale))
+        parts.append(backend.attend(backend.prepare(rows, k.device, k.dtype, window), q[:first], k, v, scale))
     if first < current.rows.shape[0]:
         rows = current.rows[first:]
         keys = int(rows[-1]) + 1
         k, v = sequence.slab.view(layer, keys)
-        out, received = attend_scored(rows, q[first:], k, v, scale)
+        out, received = attend_scored(rows, q[first:], k, v, scale, window)
         parts.append(out)
         seen = sequence.observation
         if seen is None or seen.attention is None:

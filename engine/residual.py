@@ -127,10 +127,10 @@ class Residual:
 
     def _read(self, slab: KVSlab, layer: int, rows: torch.Tensor, rope: RopeTable) -> torch.Tensor:
         """Cached [K un-rotated, V] of `rows`: `[rows, kv_heads, 2 * head_dim]`."""
-        cos, sin = rope.gather(rows)
+        cos, sin = rope.gather_inverse(rows)
         k = slab.k[layer].index_select(1, rows).transpose(0, 1)
         v = slab.v[layer].index_select(1, rows).transpose(0, 1)
-        return torch.cat((rotate(k, cos[:, None], -sin[:, None]), v), dim=-1)
+        return torch.cat((rotate(k, cos[:, None], sin[:, None]), v), dim=-1)
 
     def _mean_weights(self) -> torch.Tensor:
         """`[chunks, chosen]`: averages the chosen rows of each chunk, of all where it has none."""

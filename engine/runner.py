@@ -10,19 +10,25 @@ import torch
 
 from kvblend.engine.attention.base import AttentionBackend
 from kvblend.engine.capture import Capture
+from kvblend.engine.contrast import contrast
 from kvblend.engine.kv import KVPool
-from kvblend.engine.layout import BlendPlan
+from kvblend.engine.layout import BlendPlan, Reuse
 from kvblend.engine.model import Model
 from kvblend.engine.output import OutputText
 from kvblend.engine.sampling import SamplingPlan, sample
 from kvblend.engine.selectors.base import Selector
+from kvblend.engine.selectors.plain import PlainSelector
 from kvblend.engine.sequence import LayerSource, SequenceState
 from kvblend.engine.step import Outcome, Step, WorkItem
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """What the runner must know to run one prompt. `output` None computes the prompt and samples nothing."""
+    """What the runner must know to run one prompt. `output` None computes the prompt and samples nothing.
+
+    `contrast` is the index of a segment before the last: without it the last one is computed a second time, and its
+    captured KV is that of both (`engine.contrast`).
+    """
 
     request_id: str
     plan: BlendPlan
@@ -32,6 +38,7 @@ class SequenceSpec:
     captures: tuple[int, ...] = ()
     sampling: SamplingPlan | None = None
     output: OutputText | None = None
+    contrast: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class _Running:
     spec: SequenceSpec
     state: SequenceState
     figures_sent: bool = False
+    first: SequenceState | None = None
 
 
 class Runner:
@@ -73,7 +81,7 @@ class Runner:
     def __init__(self, model: Model, backend: AttentionBackend, pool: KVPool) -> None:
         self.model = model
         self.pool = pool
-        self._step = Step(model, backend)
+        self.step = Step(model, backend)
         self._running: dict[str, _Running] = {}
 
     @property
@@ -116,15 +124,21 @@ class Runner:
     def payloads(self, request_id: str, segment: int) -> list[memoryview]:
         """The captured KV of one segment, one payload per layer. Raises KeyError or ValueError where there is none."""
         running = self._running[request_id]
-        if running.state.capture is None:
+        state = running.first or running.state
+        if state.capture is None:
             raise ValueError(f"nothing of {request_id} is captured")
-        return running.state.capture.payloads(running.spec.captures.index(segment))
+        payloads = state.capture.payloads(running.spec.captures.index(segment))
+        if running.first is None or segment != len(running.spec.plan.layout.segments) - 1:
+            return payloads
+        config, alone = self.model.config, running.state.capture
+        assert alone is not None  # made with the second computing
+        return contrast(payloads, alone.payloads(0), config.num_kv_heads, config.head_dim, self.model.dtype)
 
     @torch.inference_mode()
     def tick(self, items: Sequence[tuple[str, int]]) -> list[TickResult]:
         """One sweep over `(request id, rows at most)`; sequences that reach their last row sample a token."""
         known = [(self._running[request_id], rows) for request_id, rows in items if request_id in self._running]
-        outcomes = self._step.run([WorkItem(running.state, rows) for running, rows in known])
+        outcomes = self.step.run([WorkItem(running.state, rows) for running, rows in known])
         pairs = list(zip([running for running, _ in known], outcomes, strict=True))
         tokens = self._sample([(running, outcome) for running, outcome in pairs if running.spec.output is not None])
         return [self._result(running, outcome, tokens) for running, outcome in pairs]
@@ -145,6 +159,9 @@ class Runner:
 
     def _result(self, running: _Running, outcome: Outcome, tokens: dict[str, int | str]) -> TickResult:
         spec, state = running.spec, running.state
+        if outcome.status == "last_row" and spec.contrast is not None and running.first is None:
+            self._compute_alone(running, spec.contrast)
+            return TickResult(spec.request_id, "running", outcome.rows)
         figures = self._figures(running)
         if outcome.status != "last_row":
             return TickResult(spec.request_id, outcome.status, outcome.rows, outcome.layer)
@@ -167,8 +184,27 @@ class Runner:
             figures=figures,
         )
 
+    def _compute_alone(self, running: _Running, left_out: int) -> None:
+        """Begin the second computing of the last segment, over what stands before segment `left_out`, in its slots."""
+        first, config = running.state, self.model.config
+        layout = running.spec.plan.layout.without(left_out)
+        segment = layout.segments[-1]
+        marks = [Reuse.EXACT] * (len(layout.segments) - 1) + [Reuse.FRESH]
+        capture = Capture(
+            [(segment.start, segment.end)], config.num_layers, config.num_kv_heads, config.head_dim, self.model.dtype
+        )
+        plan = BlendPlan.of(layout, marks, 0.0)
+        state = SequenceState.start(
+            running.spec.request_id, plan, PlainSelector(), first.slab, config.num_layers, capture=capture
+        )
+        # the segments before it lie in the slab since the first computing, turned by its tables
+        state.installed, state.ropes = config.num_layers, first.ropes
+        running.first, running.state = first, state
+        # a cancel that came in between flagged the state that is gone
+        state.cancelled = first.cancelled
+
     def _figures(self, running: _Running) -> PrefillFigures | None:
-        state = running.state
+        state = running.first or running.state
         if running.figures_sent or state.num_computed_tokens < state.num_prompt_tokens:
             return None
         running.figures_sent = True

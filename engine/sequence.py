@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
 from kvblend.engine.capture import Capture
 from kvblend.engine.kv import KVSlab
 from kvblend.engine.layout import BlendPlan, Reuse, SegmentKind
+from kvblend.engine.rope import RopeTable
 from kvblend.engine.selectors.base import Observation, Pass, Passes, SelectionContext, Selector
 
 
@@ -42,16 +43,19 @@ class Frontier:
 
 @dataclass(slots=True, eq=False)
 class Slice:
-    """The rows of the current pass that are on their way: `hidden [rows, hidden]` is the input of `layer`."""
+    """The rows of the current pass that are on their way: `hidden [rows, hidden]` is the input of `layer`.
+
+    What layers share is made when the first of them asks: attention plans by window, cos and sin `[rows, 1, dim]` for
+    plain and for windowed layers.
+    """
 
     rows: torch.Tensor
     rows_device: torch.Tensor
     layer: int
     hidden: torch.Tensor
     q: torch.Tensor | None
-    attention_plan: Any
-    cos: torch.Tensor
-    sin: torch.Tensor
+    plans: dict[int | None, Any] = field(default_factory=dict)
+    turns: dict[bool, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     cached_rows: int = 0
     question_rows: int = 0
 
@@ -92,6 +96,7 @@ class SequenceState:
     token_ids: torch.Tensor
     source: LayerSource | None = None
     capture: Capture | None = None
+    ropes: tuple[RopeTable, RopeTable] | None = None
     installed: int = 0
     current: Pass | None = None
     rows_started: int = 0
@@ -101,6 +106,8 @@ class SequenceState:
     observation: Observation | None = None
     num_computed_tokens: int = 0
     charges: Charges = field(default_factory=Charges)
+    recomputed_rows: int = 0
+    sensitivity: torch.Tensor | None = None
     parity_error: float = 0.0
     cancelled: bool = False
 
@@ -114,7 +121,7 @@ class SequenceState:
         num_layers: int,
         source: LayerSource | None = None,
         capture: Capture | None = None,
-    ) -> SequenceState:
+    ) -> Self:
         """A sequence before its first step.
 
         Raises ValueError where nothing is left to compute, RuntimeError for a first pass that cannot run.
@@ -162,6 +169,19 @@ class SequenceState:
         running = self.slice.rows.shape[0] if self.slice is not None else 0
         return int(self.current.rows.shape[0]) - self.rows_started + running
 
+    def end_of(self, start: int) -> int:
+        """The end of the segment that starts at position `start`. StopIteration where none does."""
+        return next(segment.end for segment in self.plan.layout.segments if segment.start == start)
+
+    def note_sensitivity(self, start: int, layer: torch.Tensor | None) -> None:
+        """Add one layer's sensitivity (float32 `[tokens]`) of the segment at `start`; None: it was stored without."""
+        if layer is None:
+            return
+        if self.sensitivity is None:
+            self.sensitivity = torch.full((self.num_prompt_tokens,), torch.nan)
+        span = self.sensitivity[start : start + layer.shape[0]]
+        span.copy_(torch.where(span.isnan(), layer, span + layer))
+
     def append_token(self, token_id: int) -> None:
         """Queue a sampled token as the next row: a one-row pass through all layers."""
         position = self.num_computed_tokens
@@ -176,6 +196,7 @@ class SequenceState:
         observation = self.observation or Observation(self.current.rows)
         if observation.attention is not None:
             observation.attention = observation.attention.cpu()
+        observation.sensitivity = self.sensitivity
         self.observation = None
         self.frontier = join_frontiers(self.partial)
         self.partial = []
@@ -196,6 +217,7 @@ class SequenceState:
         if not complete or int(previous.rows[-1]) != self.num_prompt_tokens - 1:
             raise RuntimeError("the selector ended before the prompt's last row left the last layer")
         self.num_computed_tokens = self.num_prompt_tokens
+        self.recomputed_rows = int(torch.isin(previous.rows, self.context.cached_rows).sum())
         self.source = None
 
     def _check_follows(self, previous: Pass, following: Pass) -> None:
@@ -208,8 +230,11 @@ class SequenceState:
             raise RuntimeError(f"a pass starts at layer {start} with rows that the pass before it did not compute")
 
     def count_tokens(self) -> tuple[int, int, int]:
-        """(reused, recomputed, fresh) tokens of the prompt, once its passes are done."""
-        recomputed = min(self.plan.budget, int(self.context.cached_rows.shape[0])) if self.charged_ratio else 0
+        """(reused, recomputed, fresh) tokens of the prompt, once its passes are done.
+
+        Recomputed are the cached rows that went through the last layer: a selector may choose fewer than it might.
+        """
+        recomputed = self.recomputed_rows
         fresh = int(self.context.fresh_rows.shape[0])
         return self.num_prompt_tokens - recomputed - fresh, recomputed, fresh
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from kvblend.engine.attention.base import AttentionBackend
-from kvblend.engine.capture import payload_tensors
+from kvblend.engine.capture import payload_sensitivity, payload_tensors
 from kvblend.engine.model import Model
 from kvblend.engine.observing import attend_observed, check_parity, observe_divergence
-from kvblend.engine.rope import rotate, rotate_into
+from kvblend.engine.rope import RopeTable, rotate, rotate_into
 from kvblend.engine.sequence import Frontier, SequenceState, Slice
 
 
@@ -119,10 +119,12 @@ class _Tick:
             self.moving.remove(item)
             return False
         config = self.model.config
+        shape = (config.num_kv_heads, config.head_dim, self.model.dtype)
         for start, payload in loaded:
-            k, v = payload_tensors(payload, config.num_kv_heads, config.head_dim, self.model.dtype)
-            end = start + k.shape[1]
-            cos, sin = self.model.rope.span(start, end)
+            end = sequence.end_of(start)
+            k, v = payload_tensors(payload, *shape, end - start)
+            sequence.note_sensitivity(start, payload_sensitivity(payload, *shape, end - start))
+            cos, sin = self._rope(sequence, layer).span(start, end)
             slots_k, slots_v = sequence.slab.view(layer, end)
             rotate_into(slots_k[:, start:], k.to(self.model.device, self.model.dtype), cos, sin)
             slots_v[:, start:].copy_(v)
@@ -133,7 +135,8 @@ class _Tick:
         slices = [_slice(item) for item in items]
         sizes = [part.rows.shape[0] for part in slices]
         q, k, v = self.model.project(layer, _packed([part.hidden for part in slices]))
-        cos, sin = _packed([part.cos for part in slices]), _packed([part.sin for part in slices])
+        turns = [self._turn(item, layer) for item in items]
+        cos, sin = _packed([cos for cos, _ in turns]), _packed([sin for _, sin in turns])
         rotated_q, rotated_k = rotate(q, cos, sin), rotate(k, cos, sin)
         parts = zip(rotated_q.split(sizes), k.split(sizes), rotated_k.split(sizes), v.split(sizes), strict=True)
         for item, current, (part_q, part_raw, part_k, part_v) in zip(items, slices, parts, strict=True):
@@ -159,7 +162,7 @@ class _Tick:
         if running.observe == "divergence" and layer == running.layers.stop - 1:
             observe_divergence(sequence, current, layer, k, v)
         if running.residual is not None:
-            running.residual.correct(sequence.slab, layer, current.rows, raw, v, self.model.rope)
+            running.residual.correct(sequence.slab, layer, current.rows, raw, v, self._rope(sequence, layer))
 
     def _settle_projection(self, item: WorkItem, layer: int) -> bool:
         """End a pass that stops at the projection, if this is its layer. True when attention at `layer` is due."""
@@ -180,7 +183,7 @@ class _Tick:
             current.q = current.q[-1:]
         current.hidden, current.rows = current.hidden[-1:], current.rows[-1:]
         current.rows_device = current.rows_device[-1:]
-        current.attention_plan = self.backend.prepare(current.rows, self.model.device, self.model.dtype)
+        current.plans = {}
 
     def _attend(self, item: WorkItem, layer: int) -> torch.Tensor:
         sequence, current = item.sequence, _slice(item)
@@ -188,9 +191,31 @@ class _Tick:
         assert current.q is not None  # projected just now
         running = sequence.current
         if running.observe == "attention" and (running.score_layers is None or layer in running.score_layers):
-            return attend_observed(sequence, current, current.q, self.backend, layer, self.model.scale)
+            window = self.model.config.window_of(layer, int(current.rows[-1]))
+            return attend_observed(sequence, current, current.q, self.backend, layer, self.model.scale, window)
         k, v = sequence.slab.view(layer, int(current.rows[-1]) + 1)
-        return self.backend.attend(current.attention_plan, current.q, k, v, self.model.scale)
+        return self.backend.attend(self._plan(current, layer), current.q, k, v, self.model.scale)
+
+    def _plan(self, current: Slice, layer: int) -> Any:
+        """The attention plan of the slice's rows; layers with the same window share one."""
+        window = self.model.config.window_of(layer, int(current.rows[-1]))
+        if window not in current.plans:
+            current.plans[window] = self.backend.prepare(current.rows, self.model.device, self.model.dtype, window)
+        return current.plans[window]
+
+    def _rope(self, sequence: SequenceState, layer: int) -> RopeTable:
+        """The rotation of one layer: that of the sequence's prompt, looked up once."""
+        if sequence.ropes is None:
+            sequence.ropes = self.model.ropes.tables(sequence.num_prompt_tokens, sequence.slab.capacity)
+        return sequence.ropes[self.model.config.windowed(layer)]
+
+    def _turn(self, item: WorkItem, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin `[rows, 1, dim]` of the slice's rows at one layer."""
+        current, windowed = _slice(item), self.model.config.windowed(layer)
+        if windowed not in current.turns:
+            cos, sin = self._rope(item.sequence, layer).gather(current.rows_device)
+            current.turns[windowed] = cos[:, None], sin[:, None]
+        return current.turns[windowed]
 
     def _end_slice_if_done(self, item: WorkItem) -> None:
         sequence = item.sequence
@@ -239,9 +264,7 @@ class _Tick:
             hidden = frontier.hidden.index_select(0, where)
             q = frontier.q.index_select(0, where) if frontier.q is not None else None
         rows_device = rows.to(device)
-        cos, sin = self.model.rope.gather(rows_device)
-        plan = self.backend.prepare(rows, device, self.model.dtype)
-        sequence.slice = Slice(rows, rows_device, start, hidden, q, plan, cos[:, None], sin[:, None])
+        sequence.slice = Slice(rows, rows_device, start, hidden, q)
         if sequence.num_computed_tokens < sequence.num_prompt_tokens:
             sequence.slice.cached_rows = int(torch.isin(rows, sequence.context.cached_rows).sum())
             sequence.slice.question_rows = int((rows >= sequence.context.question_rows[0]).sum())

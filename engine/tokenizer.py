@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import tokenizers
 from blake3 import blake3
@@ -13,6 +11,11 @@ from blake3 import blake3
 from kvblend.engine.config import BadModelFile
 
 _REPLACEMENT = "\ufffd"
+# vocabularies for web pages hold these as tokens; they end nothing
+_MARKUP = re.compile(
+    r"</?(a|b|bbox|blockquote|body|caption|code|div|em|footer|h[1-6]|html|i|iframe|img|li|s|span|strong|sub|sup|"
+    r"table|tbody|td|tfoot|th|thead|tr|u|ul)>"
+)
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -21,8 +24,8 @@ class Tokenizer:
 
     Two copies are kept: one that knows the control tokens, for the chat template's own text, and one that does not, for
     everything a user wrote, so that no document can end a turn. A control token is an added token that is marked
-    special, ends a text, or is written in angle or square brackets; other added tokens (runs of spaces, words) are
-    vocabulary and known to both.
+    special, begins or ends a text, or is written in angle or square brackets; other added tokens (words, runs of
+    spaces, tags of HTML) are vocabulary and known to both.
 
     `add_bos` says whether the model wants `bos_id` before a text; nothing here adds it by itself. `digest` (32 bytes)
     is the BLAKE3 of the JSON, `vocab_size` one more than the largest token id. Raises
@@ -31,24 +34,20 @@ class Tokenizer:
 
     def __init__(self, source: str, *, bos_id: int | None, eos_ids: Sequence[int], add_bos: bool) -> None:
         try:
-            data = json.loads(source)
-            # padding and truncation are settings of somebody's training run
-            data["padding"] = data["truncation"] = None
-            self._marked = _parse(data)
-            # the library numbers added tokens itself: the file's own numbers are not asked, and none may be left out
-            added = {_id_of(self._marked, t["content"]): t for t in data.get("added_tokens") or []}
-            control = {i: t for i, t in added.items() if _is_control(t, i, eos_ids)}
-            for token in control.values():
-                token["special"] = True
-            self._plain = _parse(data)
-            self._plain.encode_special_tokens = True
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            self._marked = tokenizers.Tokenizer.from_str(source)
+        except Exception as error:  # the library raises nothing narrower
             raise BadModelFile(f"the tokenizer cannot be read: {error}") from None
-        self._control = {i: str(t["content"]) for i, t in control.items()}
+        # padding and truncation are settings of somebody's training run
+        self._marked.no_padding()
+        self._marked.no_truncation()
+        added = self._marked.get_added_tokens_decoder()
+        self._control = {i: t.content for i, t in added.items() if _is_control(t, i, (*eos_ids, bos_id))}
+        self._plain = _copy_plain(self._marked, added, self._control)
         # whatever ends or pads a text is never shown
         self._silent = frozenset(self._control) | frozenset(eos_ids) | ({bos_id} if bos_id is not None else set())
-        self.vocab_size = max(self._marked.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self._bytes = _byte_tokens(self._marked, data)
+        vocabulary = self._marked.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self._bytes = _byte_tokens(self._marked, vocabulary)
         self.digest = blake3(source.encode()).digest()
         self.bos_id = bos_id
         self.eos_ids = tuple(eos_ids)
@@ -151,28 +150,41 @@ class TextStream:
         return self._tokenizer.decode(self._done + self._ids)[len(self._done_text) :]
 
 
-def _parse(data: dict[str, Any]) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_str(json.dumps(data))
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(str(error)) from None
+def _copy_plain(
+    marked: tokenizers.Tokenizer, added: Mapping[int, tokenizers.AddedToken], control: Collection[int]
+) -> tokenizers.Tokenizer:
+    """A copy that takes control tokens for text; it shares the vocabulary, which is large."""
+    plain = tokenizers.Tokenizer(marked.model)
+    for part in ("normalizer", "pre_tokenizer"):
+        if getattr(marked, part) is not None:
+            setattr(plain, part, getattr(marked, part))
+    tokens = []
+    # the library numbers added tokens in order of their coming
+    for token_id in sorted(added):
+        token = added[token_id]
+        tokens.append(
+            tokenizers.AddedToken(
+                token.content,
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=token.normalized,
+                special=token.special or token_id in control,
+            )
+        )
+    plain.add_tokens(tokens)
+    plain.encode_special_tokens = True
+    return plain
 
 
-def _id_of(tokenizer: tokenizers.Tokenizer, content: str) -> int:
-    found = tokenizer.token_to_id(content)
-    if found is None:
-        raise ValueError(f"the added token {content!r} has no id")
-    return int(found)
-
-
-def _is_control(token: dict[str, Any], token_id: int, eos_ids: Sequence[int]) -> bool:
-    content = str(token["content"])
+def _is_control(token: tokenizers.AddedToken, token_id: int, ends: Collection[int | None]) -> bool:
+    content = token.content
     bracketed = len(content) > 1 and content[0] + content[-1] in ("<>", "[]")
-    return bool(token.get("special")) or token_id in eos_ids or bracketed
+    return token.special or token_id in ends or (bracketed and _MARKUP.fullmatch(content) is None)
 
 
-def _byte_tokens(tokenizer: tokenizers.Tokenizer, data: dict[str, Any]) -> frozenset[int]:
-    if "ByteFallback" not in json.dumps(data.get("decoder")):
+def _byte_tokens(tokenizer: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> frozenset[int]:
+    decoder = tokenizer.decoder
+    if decoder is None or b"ByteFallback" not in decoder.__getstate__():
         return frozenset()
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     return frozenset(i for token, i in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))

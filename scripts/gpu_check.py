@@ -41,6 +41,7 @@ from kvblend.engine.weights import build_weights, expected_shapes
 ATTENTION_TOLERANCE = {torch.float32: 3e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 MODEL_TOLERANCE = {"cpu": 1e-4, "cuda": 1e-3}
 NO_NUMBER = 1e30
+WINDOW = 20
 Payloads = Mapping[int, Sequence[memoryview]]
 
 
@@ -101,18 +102,22 @@ def check_attention(device: torch.device, rounds: int) -> Iterator[Check]:
                 for name, positions in random_positions(generator, longest):
                     q = torch.randn((len(positions), heads, dim), generator=generator).to(device, dtype)
                     slots = torch.randn((2, kv_heads, longest + 9, dim), generator=generator).to(device, dtype)
-                    errors[name] = max(errors.get(name, 0.0), attention_error(backend, positions, q, slots))
+                    for title, window in ((name, None), (f"{name}, window", WINDOW)):
+                        error = attention_error(backend, positions, q, slots, window)
+                        errors[title] = max(errors.get(title, 0.0), error)
             limit = ATTENTION_TOLERANCE[dtype]
             for name, error in errors.items():
                 yield Check(name, backend.name, str(dtype)[6:], error, limit, error <= limit)
 
 
-def attention_error(backend: AttentionBackend, positions: torch.Tensor, q: torch.Tensor, slots: torch.Tensor) -> float:
+def attention_error(
+    backend: AttentionBackend, positions: torch.Tensor, q: torch.Tensor, slots: torch.Tensor, window: int | None = None
+) -> float:
     """Largest error of rows q `[rows, heads, dim]` over k and v in `slots [2, kv_heads, capacity, dim]`."""
     keys, scale = int(positions[-1]) + 1, q.shape[2] ** -0.5
     k, v = slots[0, :, :keys], slots[1, :, :keys]
-    out = backend.attend(backend.prepare(positions, q.device, q.dtype), q, k, v, scale)
-    return relative_error(out, reference_attention(positions, q, k, v, scale))
+    out = backend.attend(backend.prepare(positions, q.device, q.dtype, window), q, k, v, scale)
+    return relative_error(out, reference_attention(positions, q, k, v, scale, window))
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:

@@ -27,7 +27,7 @@ class Room:
 
 
 PICKLES = ("pickle", "marshal", "shelve")
-LEAF = Room(("actors.errors",), forbidden=("asyncio", "threading", "os", "socket", *PICKLES))
+LEAF = Room(("actors.errors", "engine.selectors.spec"), forbidden=("asyncio", "threading", "os", "socket", *PICKLES))
 WAITING = ("asyncio", "threading", "multiprocessing", "concurrent", "socket", "subprocess")
 CORE_FORBIDDEN = (*WAITING, *PICKLES, "time", "datetime", "random", "secrets", "uuid", "os", "io", "pathlib", "logging")
 API_OURS = tuple(f"actors.{name}" for name in ("messages", "streams", "system", "errors", "settings"))
@@ -35,7 +35,7 @@ API_OURS = tuple(f"actors.{name}" for name in ("messages", "streams", "system", 
 IMPORTS: dict[str, Room] = {
     "engine": Room(
         ("engine",),
-        ("torch", "xformers", "safetensors", "tokenizers", "gguf", "numpy", "jinja2", "blake3"),
+        ("torch", "xformers", "safetensors", "tokenizers", "gguf", "numpy", "jinja2", "blake3", "rouge_score"),
         (*WAITING, *PICKLES, "os", "time", "random"),
     ),
     "engine/loaders": Room(
@@ -43,6 +43,7 @@ IMPORTS: dict[str, Room] = {
         ("torch", "safetensors", "tokenizers", "gguf", "numpy", "jinja2", "blake3"),
         (*WAITING, *PICKLES, "time", "random"),
     ),
+    "engine/selectors/spec.py": Room((), (), (*WAITING, *PICKLES, "os", "time", "random")),
     "store": Room(("store",), ("aiofiles", "msgpack", "blake3"), ("socket", "subprocess", "random", *PICKLES)),
     "actors": Room(("actors", "engine", "store"), (), ("socket", "json", "subprocess", *PICKLES)),
     "actors/core": Room(
@@ -54,7 +55,7 @@ IMPORTS: dict[str, Room] = {
     "actors/settings.py": LEAF,
     "api": Room(("api", *API_OURS), ("starlette", "uvicorn", "websockets", "msgpack"), PICKLES),
     "api/client": Room(("api.client", "actors.messages", "actors.errors"), ("websockets", "msgpack"), PICKLES),
-    "src/kvblend": Room(("",), ("typer", "click", "rich", "uvloop"), PICKLES),
+    "src/kvblend": Room(("",), ("typer", "click", "rich", "uvloop", "matplotlib", "bm25s"), PICKLES),
 }
 
 
@@ -242,6 +243,7 @@ PLANTED: dict[Callable[[Path], Iterator[str]], tuple[tuple[str, str], ...]] = {
         ("actors/a.py", "import torch\n"),
         ("actors/a.py", "from kvblend.api import server\n"),
         ("actors/messages.py", "from kvblend.actors.core import a\n"),
+        ("engine/selectors/spec.py", "import torch\n"),
         ("api/server/a.py", "from kvblend.actors.scheduler import Scheduler\n"),
         ("api/server/a.py", "import torch\n"),
         ("api/client/a.py", "import starlette\n"),

@@ -62,7 +62,7 @@ class Admission:
         if entry is None or not entry.looking_up:
             return
         entry.looking_up = False
-        entry.hits = () if entry.replans > REPLANS_MAX else event.hits
+        entry.hits = () if entry.distrusted or entry.replans > REPLANS_MAX else event.hits
         last = len(entry.job.layout.segments) - 1
         if entry.job.kind == "precompute" and any(hit.segment == last for hit in entry.hits):
             state.endings.finish(entry, "stop", event.at_s, out)

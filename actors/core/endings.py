@@ -56,7 +56,8 @@ class Endings:
                 out.append(ev.FreeSequence(entry.request_id))
                 self._state.return_pages(entry)
                 return
-            chunk = StoredChunk(entry.job.keys[-1].lookup[0][0].id, entry.last_chunk_tokens(), entry.created)
+            job = entry.job
+            chunk = StoredChunk(job.stored_key.id, entry.last_chunk_tokens(), entry.created, job.conditioning)
             finished = Finished(entry.request_id, reason, entry.usage(at_s), chunks=(chunk,))
         else:
             finished = Finished(entry.request_id, reason, entry.usage(at_s))
@@ -75,7 +76,7 @@ class Endings:
             entry.notes.append(event.error)
         if entry.job.kind != "precompute":
             return
-        own = event.key == entry.job.keys[-1].lookup[0][0]
+        own = event.key == entry.job.stored_key
         entry.created = entry.created or (own and event.created)
         if own and event.error:
             self.fail(entry, "internal", event.error, out)

@@ -21,7 +21,8 @@ class Entry:
 
     `pages` are reserved KV pages; `waits` are keys that other jobs are computing for it; `waits_for` is the request
     whose first token comes before it; `owns` are keys it computes itself, with their segments; `ending` is how it will
-    end after the step it is in; `rounds` counts how often it waited for chunks.
+    end after the step it is in; `rounds` counts how often it waited for chunks; `distrusted`: stored KV was
+    found wrong, and nothing stored is used for it any more.
     """
 
     job: Job
@@ -36,6 +37,7 @@ class Entry:
     ending: tuple[EndKind, str] | None = None
     replan: str = ""
     rounds: int = 0
+    distrusted: bool = False
     waits: set[ChunkKey] = field(default_factory=set)
     waits_for: str | None = None
     owns: dict[ChunkKey, int] = field(default_factory=dict)
@@ -98,7 +100,7 @@ class Entry:
             queue_ms=1e3 * (self.admitted_s - self.accepted_s),
             compute_ms=self.compute_ms,
             tiers=tiers,
-            notes=(*self.decision.notes, *self.notes),
+            notes=(*self._given_notes(), *self.decision.notes, *self.notes),
         )
         done = self.prefill
         if done is None:
@@ -111,6 +113,9 @@ class Entry:
             charged_ratio=done.charged_ratio,
             load_ms=done.load_ms,
         )
+
+    def _given_notes(self) -> tuple[str, ...]:
+        return (self.job.note,) if self.job.note and self.job.kind == "generate" else ()
 
     def last_chunk_tokens(self) -> int:
         """Tokens of a precompute job's chunk."""

@@ -29,7 +29,11 @@ class SegmentKeys:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One unit of scheduling. "generate" answers a request; "precompute" computes and stores the last segment's KV."""
+    """One unit of scheduling. "generate" answers a request; "precompute" computes and stores the last segment's KV.
+
+    `note` is said with its figures. Of a precompute job: `conditioning` names what the chunk is computed behind, `note`
+    says why it is not what the server is set to, `replace` makes the new KV take the place of what is stored.
+    """
 
     request_id: str
     kind: Literal["generate", "precompute"]
@@ -40,6 +44,17 @@ class Job:
     options: BlendOptions
     sampling: Sampling
     on_miss: Literal["fresh", "precompute"] = "fresh"
+    conditioning: str = ""
+    replace: bool = False
+    note: str = ""
+
+    @property
+    def stored_key(self) -> ChunkKey:
+        """The key under which a precompute job stores its chunk. Raises ValueError for other jobs."""
+        key = self.keys[-1].keep
+        if self.kind != "precompute" or key is None:
+            raise ValueError(f"job {self.request_id} stores no chunk")
+        return key
 
     @property
     def tokens_max(self) -> int:
@@ -205,12 +220,22 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class StoreSegment:
-    """To the loader: write the captured KV of one segment under `key`."""
+    """To the loader: write the captured KV of one segment under `key`, in place of what is there with `replace`."""
 
     request_id: str
     segment: int
     key: ChunkKey
     token_ids: tuple[int, ...]
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropChunks:
+    """To the loader: delete the chunks that this request's leased `segments` came from; their KV is wrong."""
+
+    request_id: str
+    segments: tuple[int, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +285,6 @@ class Emit:
     event: StreamEvent
 
 
-LoaderCommand = Lookup | StartLoading | Release | StoreSegment
+LoaderCommand = Lookup | StartLoading | Release | StoreSegment | DropChunks
 BlenderCommand = StartSequence | RunStep | FlagCancelled | FreeSequence
 SchedulerCommand = LoaderCommand | BlenderCommand | Emit

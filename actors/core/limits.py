@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kvblend.actors.core.planning import Conditioning
+from kvblend.actors.core.conditioning import Conditioning
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Limits:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 8192
     blend_min_tokens: int = 256
-    conditioning: Conditioning = "system"
+    conditioning: Conditioning = field(default_factory=Conditioning)
 
     def pages_of(self, tokens: int) -> int:
         """Pages that hold this many tokens."""

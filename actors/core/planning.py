@@ -4,39 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from kvblend.actors.core.conditioning import Conditioning, Ids
 from kvblend.actors.core.events import Hit, Job, SegmentKeys
 from kvblend.actors.messages import Mode
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
-from kvblend.store.keys import ChunkKey
+from kvblend.store.keys import TOKEN_ID_MAX, ChunkKey
 
-Conditioning = Literal["system", "bare"]
+
+def rope_ids(regime: str, num_tokens: int) -> Ids:
+    """Ids that no vocabulary has for the RoPE regime of a prompt (`ModelConfig.rope_regime`); none for the base one."""
+    if not regime:
+        return ()
+    return (TOKEN_ID_MAX - 1, num_tokens if "dynamic" in regime else 0)
 
 
 def segment_keys(
-    layout: PromptLayout, mode: Mode, conditioning: Conditioning, fingerprint: str, salt: str
+    layout: PromptLayout, mode: Mode, conditioning: Conditioning, fingerprint: str, salt: str, regime: Ids = ()
 ) -> tuple[SegmentKeys, ...]:
     """The keys of every segment (algorithm.md, "Prompt, segments and keys").
 
-    Order of lookup: exact for this prompt, the server's conditioning, bare. The first chunk takes nothing but its exact
-    variant: it is computed fresh once and stored. `full` neither looks up nor stores; `prefix` takes exact hits.
+    Order of lookup: exact for this prompt, the server's conditioning, behind the system prompt, bare. The first chunk
+    takes nothing but its exact variant: it is computed fresh once and stored. `full` neither looks up nor stores;
+    `prefix` takes exact hits. `regime` names the rotation of a prompt where its length decides it (`rope_ids`): what
+    was computed in prompts of another one is exact nowhere here, so it has other exact keys.
     """
     if mode == "full":
         return tuple(SegmentKeys() for _ in layout.segments)
-    system: tuple[int, ...] = ()
+    system: Ids = ()
     before: list[int] = []
     keys: list[SegmentKeys] = []
     for index, segment in enumerate(layout.segments):
-        exact = ChunkKey.of(fingerprint, salt, before, segment.token_ids)
+        exact = ChunkKey.of(fingerprint, salt, [*before, *regime], segment.token_ids)
         if segment.kind is SegmentKind.SYSTEM:
             system = segment.token_ids
             keys.append(SegmentKeys(((exact, True),), keep=exact))
         elif segment.kind is SegmentKind.CHUNK:
-            own = ChunkKey.of(fingerprint, salt, system if conditioning == "system" else (), segment.token_ids)
-            bare = ChunkKey.of(fingerprint, salt, (), segment.token_ids)
+            ids = segment.token_ids
+            own = ChunkKey.of(fingerprint, salt, conditioning.behind(system, len(ids)), ids)
             first = not before or before == list(system)
-            others = [] if first or mode == "prefix" else [k for k in dict.fromkeys((own, bare)) if k != exact]
+            variants = () if first or mode == "prefix" else conditioning.variants(system, len(ids))
+            others = [key for behind in variants if (key := ChunkKey.of(fingerprint, salt, behind, ids)) != exact]
             keys.append(
                 SegmentKeys(
                     ((exact, True), *((key, False) for key in others)),
@@ -99,23 +107,32 @@ def decide(job: Job, hits: Sequence[Hit], blend_min_tokens: int) -> Decision:
 
 def precompute_job(request_id: str, job: Job, segment: int, conditioning: Conditioning) -> Job:
     """The job that computes one missed chunk behind the server's conditioning and stores it."""
-    chunk = job.layout.segments[segment]
+    ids = job.layout.segments[segment].token_ids
     key = job.keys[segment].precompute
     if key is None:
         raise ValueError(f"segment {segment} of {job.request_id} has no KV of its own to compute")
-    parts = [(SegmentKind.CHUNK, chunk.token_ids)]
-    keys = [SegmentKeys(((key, True),), keep=key)]
     head = job.layout.segments[0]
-    if conditioning == "system" and head.kind is SegmentKind.SYSTEM:
-        parts.insert(0, (SegmentKind.SYSTEM, head.token_ids))
-        keys.insert(0, job.keys[0])
-    return Job(
-        request_id,
-        "precompute",
-        PromptLayout.of(parts),
-        tuple(keys),
-        "blend",
-        0.0,
-        job.options,
-        job.sampling,
-    )
+    system = head.token_ids if head.kind is SegmentKind.SYSTEM else ()
+    behind = conditioning.parts(system, len(ids))
+    layout, keys = storing_layout(behind, ids, key, len(behind))
+    label = conditioning.label(system, len(ids))
+    return Job(request_id, "precompute", layout, keys, "blend", 0.0, job.options, job.sampling, conditioning=label)
+
+
+def storing_layout(
+    behind: Sequence[Ids], ids: Ids, key: ChunkKey, kept: int, *, replace: bool = False
+) -> tuple[PromptLayout, tuple[SegmentKeys, ...]]:
+    """The prompt in which a chunk's KV is computed to be stored under `key`, with the keys of its segments.
+
+    The first `kept` pieces that it stands behind are stored too, for the next chunk to find. With `replace` the chunk
+    is not looked up: whatever is stored under its key is of no use.
+    """
+    parts = [(SegmentKind.SYSTEM, piece) for piece in behind]
+    keys: list[SegmentKeys] = []
+    before: list[int] = []
+    for index, piece in enumerate(behind):
+        above = ChunkKey.of(key.fingerprint, key.salt, before, piece)
+        keys.append(SegmentKeys(((above, True),), keep=above) if index < kept else SegmentKeys())
+        before.extend(piece)
+    keys.append(SegmentKeys(() if replace else ((key, True),), keep=key))
+    return PromptLayout.of([*parts, (SegmentKind.CHUNK, ids)]), tuple(keys)

@@ -33,6 +33,7 @@ class SchedulerState:
         self.step: tuple[str, ...] | None = None
         self.step_number = 0
         self.pages_used = 0
+        self.parity_failures = 0
         self.admission = Admission(self)
         self.stepping = Stepping(self)
         self.endings = Endings(self)

@@ -8,6 +8,7 @@ from kvblend.actors.core import events as ev
 from kvblend.actors.core.entry import Entry
 from kvblend.actors.core.lifecycle import Phase
 from kvblend.actors.messages import Delta
+from kvblend.engine.layout import Reuse
 
 if TYPE_CHECKING:
     from kvblend.actors.core.scheduler import SchedulerState
@@ -62,6 +63,9 @@ class Stepping:
             entry.compute_ms += event.compute_ms
             if entry.ending is not None:
                 state.endings.end_early(entry, event.at_s, out)
+            elif result.prefill is not None and result.prefill.parity_error > PARITY_ERROR_MAX:
+                # before a failure, which wrong keys may well have caused
+                self._distrust(entry, result.prefill.parity_error, out)
             elif result.status == "failed":
                 state.endings.fail(entry, "internal", result.error, out)
             elif entry.replan and result.status not in ("sampled", "prefilled"):
@@ -105,16 +109,28 @@ class Stepping:
         elif entry.phase is Phase.PREFILLING:
             entry.move(Phase.DECODING)
 
+    def _distrust(self, entry: Entry, error: float, out: list[ev.SchedulerCommand]) -> None:
+        """Stored keys are not those of their tokens: nothing has been said yet, so all is computed again without them.
+
+        Which of the compared chunks it was is not known: all of them go, and are computed anew by whoever needs them.
+        """
+        self._state.parity_failures += 1
+        entry.distrusted = True
+        entry.replan = f"layer 0 of stored and fresh keys differs by {error:.2g} of their size: stored chunks dropped"
+        marks = entry.decision.plan.reuse if entry.decision is not None else ()
+        compared = tuple(index for index, mark in enumerate(marks) if mark is Reuse.CACHED)
+        out.append(ev.DropChunks(entry.request_id, compared, entry.replan))
+        self._state.admission.plan_again(entry, out)
+
     def _prefill_done(self, entry: Entry, report: ev.PrefillReport, out: list[ev.SchedulerCommand]) -> None:
         """All layers are in place: leases close, captured segments go to the store."""
         # the payloads are taken before the release, which drops what was captured and not asked for
         entry.prefill = report
-        if report.parity_error > PARITY_ERROR_MAX:
-            entry.notes.append(f"layer 0 of stored and fresh keys differs by {report.parity_error:.2g} of their size")
         for key, segment in entry.owns.items():
             ids = entry.job.layout.segments[segment].token_ids
             entry.stores_left += 1
-            out.append(ev.StoreSegment(entry.request_id, segment, key, ids))
+            replace = entry.job.replace and key == entry.job.stored_key
+            out.append(ev.StoreSegment(entry.request_id, segment, key, ids, replace))
         if entry.loads:
             out.append(ev.Release(entry.request_id))
             entry.loads = False

@@ -59,15 +59,17 @@ class AsyncClient:
         stop: Sequence[str] | str | None = None,
         mode: Mode = "blend",
         recompute_ratio: float | None = None,
-        selector: Literal["divergence", "query"] | None = None,
-        divergence: Literal["k", "v", "kv"] | None = None,
-        residual: Literal["none", "mean", "distance", "ridge"] | None = None,
+        selector: str | None = None,
+        divergence: str | None = None,
+        residual: str | None = None,
         on_miss: Literal["fresh", "precompute"] | None = None,
+        blend: Mapping[str, Any] | None = None,
         deadline_ms: float | None = None,
     ) -> Generation:
         """A question over documents: `query`, or `messages` ending with the user's. Nothing is sent before it is read.
 
-        A document is a text, `{"title", "text"}` or `{"id"}` of one ingested before.
+        A document is a text, `{"title", "text"}` or `{"id"}` of one ingested before. `blend` holds any other fields of
+        the request's `blend`, e.g. `{"check_layers": [1, 8], "recompute_ratios": [0.2, 0.1]}`.
         """
         frame = create_frame(
             query=query,
@@ -87,6 +89,7 @@ class AsyncClient:
             divergence=divergence,
             residual=residual,
             on_miss=on_miss,
+            blend=blend,
         )
         return Generation(self._pool, frame, self._timeout_s)
 
@@ -94,6 +97,9 @@ class AsyncClient:
         self, texts: Iterable[DocumentLike], system: str | None = None, on_progress: Progress | None = None
     ) -> list[StoredChunk]:
         """Store the texts' KV; returns when all are durable, one entry per text in order.
+
+        With `behind`, a list of texts, in a document's mapping it is computed behind these neighbours, where the server
+        is set to `conditioning: neighbours`; it is then computed anew although it was stored before.
 
         Sent in batches; `on_progress(done, total)` counts over all of them. Raises as a generation does: then earlier
         batches are stored, and storing a text again costs nothing.
@@ -122,12 +128,19 @@ class AsyncClient:
         return body
 
 
+def count_chars(document: Frame) -> int:
+    """Characters in a document's texts and in those of its neighbours."""
+    own = sum(len(value) for value in document.values() if isinstance(value, str))
+    near = document.get("behind")
+    return own + sum(map(count_chars, near if isinstance(near, list) else ()))
+
+
 def split_batches(documents: Sequence[Frame]) -> Iterator[list[Document | Frame]]:
     """Batches small enough for one frame and for progress worth showing; a text too large alone stays alone."""
     batch: list[Document | Frame] = []
     chars = 0
     for document in documents:
-        size = sum(len(value) for value in document.values() if isinstance(value, str))
+        size = count_chars(document)
         if batch and (len(batch) >= BATCH_DOCUMENTS_MAX or chars + size > BATCH_CHARS_MAX):
             yield batch
             batch, chars = [], 0

@@ -28,7 +28,7 @@ RESPONSES_PATH = "/v1/responses"
 MESSAGE_BYTES_MAX = 4 << 20
 """The largest frame a server takes."""
 Frame = dict[str, Any]
-DocumentLike = str | Mapping[str, str] | Document
+DocumentLike = str | Mapping[str, Any] | Document
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 _USAGE_NAMES = frozenset(field.name for field in dataclasses.fields(Usage))
 
@@ -68,7 +68,10 @@ def decode(data: bytes | str) -> Frame:
 
 
 def document_fields(documents: Iterable[DocumentLike]) -> list[Frame]:
-    """Documents as the wire has them: a text alone, `{title?, text}` or `{id}`. ValueError for a single text."""
+    """Documents as the wire has them: a text alone, `{title?, text}` or `{id}`, each with `behind?`, its neighbours.
+
+    ValueError for a single text.
+    """
     if isinstance(documents, str):
         # a text is a sequence of texts too: each character would become a chunk
         raise ValueError(f"documents is one text ({documents[:40]!r}...); give a list of documents")
@@ -79,8 +82,12 @@ def document_fields(documents: Iterable[DocumentLike]) -> list[Frame]:
         elif isinstance(document, Document):
             plain = {"title": document.title, "text": document.text} if document.title else {"text": document.text}
             out.append(plain if document.id is None else {"id": document.id})
+            if document.behind:
+                out[-1]["behind"] = document_fields(document.behind)
         else:
             out.append(dict(document))
+            if isinstance(near := document.get("behind"), list | tuple | str):
+                out[-1]["behind"] = document_fields(near)
     return out
 
 
@@ -104,9 +111,10 @@ def create_frame(
     divergence: str | None = None,
     residual: str | None = None,
     on_miss: str | None = None,
+    blend: Mapping[str, Any] | None = None,
 ) -> Frame:
-    """A `response.create` frame without ids; what is None is left to the server."""
-    blend = {
+    """A `response.create` frame without ids; what is None is left to the server. `blend` has more fields of `blend`."""
+    named = {
         "mode": mode,
         "recompute_ratio": recompute_ratio,
         "selector": selector,
@@ -114,6 +122,7 @@ def create_frame(
         "residual": residual,
         "on_miss": on_miss,
     }
+    options = named | {n: list(value) if isinstance(value, tuple) else value for n, value in (blend or {}).items()}
     fields: Frame = {
         "type": "response.create",
         "model": model,
@@ -128,7 +137,7 @@ def create_frame(
         "seed": seed,
         "stop": stop if stop is None or isinstance(stop, str) else list(stop),
         "deadline_ms": deadline_ms,
-        "blend": {name: value for name, value in blend.items() if value is not None} or None,
+        "blend": {name: value for name, value in options.items() if value is not None} or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -148,7 +157,7 @@ def parse_event(frame: Frame) -> StreamEvent | None:
         case "response.ingest.progress":
             return IngestProgress(request_id, frame["done"], frame["total"])
         case "response.completed" | "response.incomplete":
-            chunks = tuple(StoredChunk(c["id"], c["tokens"], c["created"]) for c in response.get("chunks", ()))
+            chunks = tuple(parse_chunk(chunk) for chunk in response.get("chunks", ()))
             detail = (response.get("incomplete_details") or {}).get("detail", "")
             return Finished(request_id, response["finish_reason"], parse_usage(response["usage"]), chunks, detail)
         case "response.failed":
@@ -156,6 +165,11 @@ def parse_event(frame: Frame) -> StreamEvent | None:
             return Failed(request_id, error["code"], error["message"], error.get("param"))
         case _:
             return None
+
+
+def parse_chunk(fields: Mapping[str, Any]) -> StoredChunk:
+    """A stored document; an older server does not say what it was computed behind."""
+    return StoredChunk(fields["id"], fields["tokens"], fields["created"], fields.get("conditioning", ""))
 
 
 def parse_usage(fields: Mapping[str, Any]) -> Usage:

@@ -16,6 +16,7 @@ class ApiLimits:
     message_bytes_max: int = 4 << 20
     depth_max: int = 8
     items_max: int = 4096
+    neighbours_max: int = 8
     containers_max: int = 16384
     connections_max: int = 1024
     lanes_max: int = 16

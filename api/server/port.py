@@ -31,7 +31,7 @@ class ReadinessView(Protocol):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What is missing, in words."""
+        """What is missing, or worse than it should be, in words."""
         ...
 
     @property

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from kvblend.actors.errors import RequestError
-from kvblend.actors.messages import MODES, BlendOptions, ChatMessage, Document, Generate, Mode, Role, Sampling
+from kvblend.actors.messages import (
+    MODES,
+    BlendOptions,
+    ChatMessage,
+    Document,
+    Generate,
+    Mode,
+    Role,
+    Sampling,
+    SelectionOptions,
+)
 from kvblend.api.server.fields import Fields, check_text, invalid, show
 from kvblend.api.server.limits import ApiLimits
 
-Divergence = Literal["k", "v", "kv"]
 OnMiss = Literal["fresh", "precompute"]
-Residual = Literal["none", "mean", "distance", "ridge"]
-Selector = Literal["divergence", "query"]
 _IDS = {"type", "event_id", "stream_id"}
 _PROMPT = {"model", "input", "messages", "instructions", "documents", "chunks"}
 _SAMPLING = {"max_output_tokens", "temperature", "top_p", "seed", "stop"}
 _CREATE_FIELDS = _IDS | _PROMPT | _SAMPLING | {"generate", "deadline_ms", "blend"}
 _CANCEL_FIELDS = _IDS | {"response_id"}
-_BLEND_FIELDS = frozenset(("mode", "recompute_ratio", "selector", "divergence", "residual", "on_miss"))
+_BLEND_FIELDS = frozenset(("mode", "recompute_ratio", "on_miss", *SelectionOptions.names()))
 _TYPES = ("response.create", "response.cancel")
 
 
@@ -114,18 +121,31 @@ def _parse_documents(fields: Fields, limits: ApiLimits) -> tuple[Document, ...]:
     documents: list[Document] = []
     for index, item in enumerate(fields.array(name, limits.items_max) or ()):
         path = f"{name}[{index}]"
-        one = Fields(item, path, ("title", "text", "id"))
+        one = Fields(item, path, ("title", "text", "id", "behind"))
+        behind = tuple(
+            _parse_text(near, f"{path}.behind[{number}]")
+            for number, near in enumerate(one.array("behind", limits.neighbours_max) or ())
+        )
         chunk_id = one.text("id", chars_max=limits.id_chars_max)
         if chunk_id is not None:
             if one.has("text") or one.has("title"):
                 raise invalid(f"{path}.id", "give either id, or text with an optional title")
-            documents.append(Document(id=chunk_id))
+            documents.append(Document(id=chunk_id, behind=behind))
             continue
         text = one.text("text")
         if text is None:
             raise invalid(f"{path}.text", "is missing; a document is {title?, text} or {id}")
-        documents.append(Document(text=text, title=one.text("title", blank=True) or ""))
+        documents.append(Document(text=text, title=one.text("title", blank=True) or "", behind=behind))
     return tuple(documents)
+
+
+def _parse_text(item: object, path: str) -> Document:
+    """A neighbour of a document: `{title?, text}`."""
+    one = Fields(item, path, ("title", "text"))
+    text = one.text("text")
+    if text is None:
+        raise invalid(f"{path}.text", "is missing; a neighbour is {title?, text}")
+    return Document(text=text, title=one.text("title", blank=True) or "")
 
 
 def _parse_messages(fields: Fields, generate: bool, limits: ApiLimits) -> tuple[str | None, tuple[ChatMessage, ...]]:
@@ -201,8 +221,17 @@ def _parse_blend(fields: Fields) -> BlendOptions:
     return BlendOptions(
         mode=BlendOptions().mode if mode is None else cast(Mode, mode),
         recompute_ratio=blend.number("recompute_ratio", 0.0, 1.0),
-        selector=cast("Selector | None", blend.choice("selector", get_args(Selector))),
-        residual=cast("Residual | None", blend.choice("residual", get_args(Residual))),
-        divergence=cast("Divergence | None", blend.choice("divergence", get_args(Divergence))),
+        selection=_parse_selection(blend),
         on_miss=cast("OnMiss | None", blend.choice("on_miss", get_args(OnMiss))),
     )
+
+
+def _parse_selection(blend: Fields) -> SelectionOptions:
+    # the values are checked as they came, whatever their type
+    given: dict[str, Any] = {}
+    for name in SelectionOptions.names():
+        value = blend.raw(name)
+        given[name] = tuple(value) if isinstance(value, list) else value
+    selection = SelectionOptions(**given)
+    selection.check()
+    return selection

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kvblend.engine.attention.base import first_key, visible_keys
+
 TILE_ROWS_SCATTERED = 64
 TILE_ROWS_DENSE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows `start..end-1` of the call attend to the first `keys` keys; `mask` True marks what they see."""
+    """Rows `start..end-1` of the call attend to keys `first..keys-1`; `mask` True marks what they see of them."""
 
     start: int
     end: int
+    first: int
     keys: int
     mask: torch.Tensor | None
 
@@ -38,22 +41,29 @@ class SdpaBackend:
     def __init__(self, tile_rows: int | None = None) -> None:
         self._tile_rows = tile_rows
 
-    def prepare(self, positions: torch.Tensor, device: torch.device, dtype: torch.dtype) -> SdpaPlan:
-        """Cut ascending positions into tiles. Scattered rows get small tiles: a tile's keys end at its last row."""
+    def prepare(
+        self, positions: torch.Tensor, device: torch.device, dtype: torch.dtype, window: int | None = None
+    ) -> SdpaPlan:
+        """Cut ascending positions into tiles. Scattered rows get small tiles: a tile's keys end at its last row.
+
+        With a window they start where the window of its first row does.
+        """
         rows = positions.shape[0]
         first, last = int(positions[0]), int(positions[-1])
-        if first == 0 and last == rows - 1 and rows > 1:
+        if window is not None and last < window:
+            window = None
+        if first == 0 and last == rows - 1 and rows > 1 and window is None:
             return SdpaPlan(rows, True, ())
         if rows == 1:
-            return SdpaPlan(1, False, (Tile(0, 1, last + 1, None),))
+            return SdpaPlan(1, False, (Tile(0, 1, first_key(last, window), last + 1, None),))
         dense = last - first < 2 * rows
         size = self._tile_rows or (TILE_ROWS_DENSE if dense else TILE_ROWS_SCATTERED)
         tiles = []
         for start in range(0, rows, size):
             part = positions[start : start + size]
-            keys = int(part[-1]) + 1
-            mask = torch.arange(keys, device=device)[None, :] <= part.to(device)[:, None]
-            tiles.append(Tile(start, start + part.shape[0], keys, mask))
+            seen, keys = first_key(int(part[0]), window), int(part[-1]) + 1
+            mask = visible_keys(part.to(device), seen, keys, window)
+            tiles.append(Tile(start, start + part.shape[0], seen, keys, mask))
         return SdpaPlan(rows, False, tuple(tiles))
 
     def attend(self, plan: SdpaPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
@@ -70,8 +80,8 @@ class SdpaBackend:
         for tile in plan.tiles:
             out = F.scaled_dot_product_attention(
                 queries[:, :, tile.start : tile.end],
-                keys[:, :, : tile.keys],
-                values[:, :, : tile.keys],
+                keys[:, :, tile.first : tile.keys],
+                values[:, :, tile.first : tile.keys],
                 attn_mask=tile.mask,
                 scale=scale,
                 enable_gqa=grouped,

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from kvblend.engine.attention.base import first_key, visible_keys
+
 GROUP_ROWS = 256
 # the cutlass operator wants every stride of the bias but the last to be a multiple of 8 elements
 BIAS_ALIGNMENT = 8
@@ -16,10 +18,11 @@ BIAS_ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows `start..end-1` attend to the first `keys` keys under `bias [rows, keys padded]` (0 or -inf)."""
+    """Rows `start..end-1` attend to keys `first..keys-1` under `bias [rows, those keys]` (0 or -inf)."""
 
     start: int
     end: int
+    first: int
     keys: int
     bias: torch.Tensor
 
@@ -32,15 +35,23 @@ class GroupPlan:
     groups: tuple[Group, ...]
 
 
-def build_bias(positions: torch.Tensor, keys: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Additive mask `[rows, keys]`: 0 where `key_position <= query_position`, else -inf.
+def build_bias(
+    positions: torch.Tensor,
+    keys: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    first: int = 0,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Additive mask `[rows, keys - first]` for keys `first..keys-1`: 0 where a row sees the key, else -inf.
 
     A view into a wider tensor whose row stride is a multiple of 8, as the kernel requires.
     """
-    padded = -(-keys // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
+    count = keys - first
+    padded = -(-count // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
     wide = torch.zeros((positions.shape[0], padded), dtype=dtype, device=device)
-    hidden = torch.arange(padded, device=device)[None, :] > positions.to(device)[:, None]
-    return wide.masked_fill_(hidden, -torch.inf)[:, :keys]
+    visible = visible_keys(positions.to(device), first, first + padded, window)
+    return wide.masked_fill_(~visible, -torch.inf)[:, :count]
 
 
 class XformersBackend:
@@ -52,13 +63,18 @@ class XformersBackend:
         self._attention = attention
         self._group_rows = group_rows
 
-    def prepare(self, positions: torch.Tensor, device: torch.device, dtype: torch.dtype) -> GroupPlan:
+    def prepare(
+        self, positions: torch.Tensor, device: torch.device, dtype: torch.dtype, window: int | None = None
+    ) -> GroupPlan:
         """Cut ascending positions into groups; the bias has the queries' dtype."""
         groups = []
         for start in range(0, positions.shape[0], self._group_rows):
             part = positions[start : start + self._group_rows]
             keys = int(part[-1]) + 1
-            groups.append(Group(start, start + part.shape[0], keys, build_bias(part, keys, device, dtype)))
+            # whole blocks of keys: the kernel wants its pointers aligned
+            first = first_key(int(part[0]), window) // BIAS_ALIGNMENT * BIAS_ALIGNMENT
+            bias = build_bias(part, keys, device, dtype, first, window)
+            groups.append(Group(start, start + part.shape[0], first, keys, bias))
         return GroupPlan(positions.shape[0], tuple(groups))
 
     def attend(self, plan: GroupPlan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
@@ -75,11 +91,11 @@ class XformersBackend:
             count = group.end - group.start
             part = q[group.start : group.end].view(count, kv_heads, fold, dim)
             folded = part.permute(2, 0, 1, 3).reshape(1, fold * count, kv_heads, dim)
-            bias = repeat_rows(group.bias, fold)[None, None].expand(1, kv_heads, fold * count, group.keys)
+            bias = repeat_rows(group.bias, fold)[None, None].expand(1, kv_heads, fold * count, -1)
             out = self._attention(
                 folded.contiguous(),
-                keys[:, : group.keys],
-                values[:, : group.keys],
+                keys[:, group.first : group.keys],
+                values[:, group.first : group.keys],
                 attn_bias=bias,
                 scale=scale,
             )

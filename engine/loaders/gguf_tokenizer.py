@@ -1,4 +1,4 @@
-"""A tokenizer from the metadata of a GGUF file: byte-level BPE with the pre-tokenisers known to be exact."""
+"""A tokenizer from the metadata of a GGUF file: SentencePiece, or byte-level BPE with pre-tokenisers known as exact."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvblend.engine.config import BadModelFile, UnsupportedModel
+from kvblend.engine.loaders.gguf_sentencepiece import describe_sentencepiece
 from kvblend.engine.tokenizer import Tokenizer
 
 # token types of the format
@@ -59,22 +60,47 @@ def build_tokenizer(path: Path, metadata: Mapping[str, Any], eos_ids: Sequence[i
     kind = metadata.get("tokenizer.ggml.model")
     if kind is None:
         raise BadModelFile(f"{path}: the field tokenizer.ggml.model is missing")
-    if kind != "gpt2":
-        raise UnsupportedModel(f"{path}: tokenizer {kind!r} is not supported; supported: gpt2 (byte-level BPE)")
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedModel(
+            f"{path}: tokenizer {kind!r} is not supported; supported: gpt2 (byte-level BPE), llama (SentencePiece)"
+        )
+    tokens = _strings(path, metadata, "tokenizer.ggml.tokens")
+    types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise BadModelFile(f"{path}: tokenizer.ggml.token_type does not give one type for each of {len(tokens)} tokens")
+    bos = metadata.get("tokenizer.ggml.bos_token_id")
+    for name, value in (("bos", bos), *(("eos", i) for i in eos_ids)):
+        if value is not None and not 0 <= value < len(tokens):
+            raise BadModelFile(f"{path}: the {name} token is {value}; the vocabulary has {len(tokens)} tokens")
+    special = {i for i, t in enumerate(types) if t in (_CONTROL, _UNKNOWN)} | set(eos_ids)
+    if kind == "llama":
+        source, begins = describe_sentencepiece(path, metadata, tokens, types, special), True
+    else:
+        source = _describe_byte_level(path, metadata, tokens, types, special)
+        begins = source["model"]["ignore_merges"]
+    try:
+        return Tokenizer(
+            json.dumps(source),
+            bos_id=bos,
+            eos_ids=eos_ids,
+            # files that say nothing follow the convention of their vocabulary
+            add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", begins)),
+        )
+    except BadModelFile as error:
+        raise BadModelFile(f"{path}: {error}") from None
+
+
+def _describe_byte_level(
+    path: Path, metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], special: set[int]
+) -> dict[str, Any]:
     pre = metadata.get("tokenizer.ggml.pre", "default")
     if pre not in PRE_TOKENIZERS:
         raise UnsupportedModel(
             f"{path}: pre-tokeniser {pre!r} is not supported; supported: {', '.join(sorted(PRE_TOKENIZERS))}"
         )
-    tokens = _strings(path, metadata, "tokenizer.ggml.tokens")
     merges = _strings(path, metadata, "tokenizer.ggml.merges")
-    types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
-    if not isinstance(types, list) or len(types) != len(tokens):
-        raise BadModelFile(f"{path}: tokenizer.ggml.token_type does not give one type for each of {len(tokens)} tokens")
-    llama3 = PRE_TOKENIZERS[pre] is _LLAMA3
-    special = {i for i, t in enumerate(types) if t in (_CONTROL, _UNKNOWN)} | set(eos_ids)
     added = [i for i, t in enumerate(types) if i in special or t == _USER_DEFINED]
-    source = {
+    return {
         "version": "1.0",
         "added_tokens": [_added(i, tokens[i], i in special) for i in added],
         "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
@@ -84,23 +110,9 @@ def build_tokenizer(path: Path, metadata: Mapping[str, Any], eos_ids: Sequence[i
             "type": "BPE",
             "vocab": {token: i for i, token in enumerate(tokens)},
             "merges": [_pair(path, merge) for merge in merges],
-            "ignore_merges": llama3,
+            "ignore_merges": PRE_TOKENIZERS[pre] is _LLAMA3,
         },
     }
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    for name, value in (("bos", bos), *(("eos", i) for i in eos_ids)):
-        if value is not None and not 0 <= value < len(tokens):
-            raise BadModelFile(f"{path}: the {name} token is {value}; the vocabulary has {len(tokens)} tokens")
-    try:
-        return Tokenizer(
-            json.dumps(source),
-            bos_id=bos,
-            eos_ids=eos_ids,
-            # files that say nothing follow the convention of their vocabulary
-            add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", llama3)),
-        )
-    except BadModelFile as error:
-        raise BadModelFile(f"{path}: {error}") from None
 
 
 def _strings(path: Path, metadata: Mapping[str, Any], name: str) -> list[str]:

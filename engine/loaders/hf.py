@@ -1,4 +1,4 @@
-"""Llama models in Hugging Face directories: config.json, safetensors, tokenizer.json, chat template.
+"""Models in Hugging Face directories: config.json, safetensors, tokenizer.json, chat template.
 
 Only JSON, Jinja text and safetensors are read: nothing is ever unpickled.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,9 @@ from safetensors import SafetensorError, safe_open
 
 from kvblend.engine.chat import ChatTemplate
 from kvblend.engine.config import BadModelFile, ModelConfig, UnsupportedModel
+from kvblend.engine.loaders.families import Family, find_family
 from kvblend.engine.loaders.hf_config import parse_config
+from kvblend.engine.loaders.hf_tensors import TensorNames
 from kvblend.engine.loaders.source import ModelSource
 from kvblend.engine.tokenizer import Tokenizer
 from kvblend.engine.weights import check_names
@@ -41,7 +43,8 @@ def open_directory(path: Path) -> Iterator[ModelSource]:
     directory or file and what is wrong.
     """
     try:
-        config = parse_config(_read_json(path / "config.json"), _read_json(path / "generation_config.json", {}))
+        data = _read_json(path / "config.json")
+        config = parse_config(data, _read_json(path / "generation_config.json", {}))
     except (BadModelFile, UnsupportedModel) as error:
         raise type(error)(f"{path}: {error}") from None
     settings = _read_json(path / "tokenizer_config.json", {})
@@ -54,11 +57,13 @@ def open_directory(path: Path) -> Iterator[ModelSource]:
     )
     files = _weight_files(path)
     with ExitStack() as stack:
-        read = _open_tensors(path, files, config, stack)
+        read = _open_tensors(path, files, config, find_family(data), stack)
         yield ModelSource(config, tokenizer, template, files, read)
 
 
-def _open_tensors(path: Path, files: tuple[Path, ...], config: ModelConfig, stack: ExitStack) -> Any:
+def _open_tensors(
+    path: Path, files: tuple[Path, ...], config: ModelConfig, family: Family, stack: ExitStack
+) -> Callable[[str], torch.Tensor]:
     handles: dict[str, Any] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
@@ -78,9 +83,14 @@ def _open_tensors(path: Path, files: tuple[Path, ...], config: ModelConfig, stac
                 )
             handles[name], shapes[name] = handle, tuple(part.get_shape())
 
+    try:
+        names = TensorNames(config, shapes, fused=family.fused, folded_norms=family.gemma)
+    except BadModelFile as error:
+        raise BadModelFile(f"{path}: {error}") from None
+    shapes = names.shapes
+
     def read(name: str) -> torch.Tensor:
-        # the library's tensors are windows into the file: ours must outlive it
-        return handles[name].get_tensor(name).clone()  # type: ignore[no-any-return]
+        return names.read(handles, name)
 
     if config.tie_embeddings and shapes.get(_HEAD) == shapes.get(_EMBEDDING) and _HEAD in shapes:
         if not torch.equal(read(_HEAD), read(_EMBEDDING)):

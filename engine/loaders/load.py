@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from blake3 import blake3
 
 from kvblend.engine.chat import ChatTemplate
-from kvblend.engine.config import BadModelFile
+from kvblend.engine.config import BadModelFile, ModelConfig
 from kvblend.engine.fingerprint import model_fingerprint
 from kvblend.engine.loaders.gguf import open_gguf
 from kvblend.engine.loaders.hf import open_directory
@@ -32,9 +33,12 @@ class LoadedModel:
     fingerprint: str
 
 
-def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def load_model(
+    path: Path, dtype: torch.dtype, device: torch.device, check: Callable[[ModelConfig], None] | None = None
+) -> LoadedModel:
     """Load the model at `path` with its weights in `dtype` on `device`.
 
+    `check` sees the model's shape before any weight is read; what it raises ends the loading.
     Raises BadModelFile (nothing there, damaged, incomplete) or UnsupportedModel (readable, but of a kind this engine
     does not have); both name the file and the field or tensor.
     """
@@ -42,6 +46,8 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device) -> LoadedMo
         raise ValueError(f"dtype is {dtype}; it must be one of {', '.join(map(str, DTYPES))}")
     with _open(path) as source:
         config, tokenizer = source.config, source.tokenizer
+        if check is not None:
+            check(config)
         if tokenizer.vocab_size > config.vocab_size:
             raise BadModelFile(
                 f"{path}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, "

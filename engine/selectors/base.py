@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import torch
 
 from kvblend.engine.residual import Residual
+from kvblend.engine.selectors.spec import SelectorSpec
 
 Observe = Literal["nothing", "divergence", "attention"]
 
@@ -39,13 +40,18 @@ class Pass:
 class Observation:
     """What a pass showed. `key_change` and `value_change`: float32 `[rows]`, squared L2 of fresh against cached.
 
-    `attention`: float32 `[prompt tokens]`, see `engine.attention.base.attend_scored`.
+    `key_norm` and `value_norm`: float32 `[rows]`, squared L2 of the cached ones themselves. `attention`: float32
+    `[prompt tokens]`, see `engine.attention.base.attend_scored`. `sensitivity`: float32 `[prompt tokens]`, summed over
+    the layers loaded so far, NaN where a segment was stored without (see `engine.contrast`); None where all were.
     """
 
     rows: torch.Tensor
     key_change: torch.Tensor | None = None
     value_change: torch.Tensor | None = None
+    key_norm: torch.Tensor | None = None
+    value_norm: torch.Tensor | None = None
     attention: torch.Tensor | None = None
+    sensitivity: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,3 +97,14 @@ def top_rows(rows: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tens
     # a stable descending sort keeps equal scores in position order, where topk promises nothing
     order = scores.sort(descending=True, stable=True).indices[:count]
     return rows[order].sort().values
+
+
+def plain_pass(context: SelectionContext) -> Pass:
+    """All layers for the rows that are fresh in any case: what every selector runs where it may choose nothing."""
+    return Pass(range(context.num_layers), context.fresh_rows)
+
+
+def build_residual(spec: SelectorSpec, context: SelectionContext, chosen: torch.Tensor) -> Residual | None:
+    """What corrects the cached rows outside `chosen` by those inside; None where nothing is wanted, seen or left."""
+    kind = None if spec.residual == "none" or not chosen.numel() else spec.residual
+    return Residual.build(kind, spec.residual_fraction, context.cached_spans, context.cached_rows, chosen)

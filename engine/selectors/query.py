@@ -2,39 +2,64 @@
 
 from __future__ import annotations
 
-from kvblend.engine.residual import Residual, ResidualKind
-from kvblend.engine.selectors.base import Pass, Passes, SelectionContext, merge_rows, top_rows
+from collections.abc import Generator
+
+import torch
+
+from kvblend.engine.selectors.base import (
+    Observation,
+    Pass,
+    Passes,
+    SelectionContext,
+    build_residual,
+    merge_rows,
+    plain_pass,
+)
+from kvblend.engine.selectors.picking import Picker
+from kvblend.engine.selectors.spec import SelectorSpec
 
 
 class QuerySelector:
     """Rows that receive most attention from the question's rows, weighted by the norm of their V.
 
     A first pass runs the fresh rows over the reused KV through all layers and scores every key (summed over
-    `score_layers`, all when None, heads and question rows); no layer is computed in full. The second pass computes the
-    chosen and the fresh rows. With a `residual` the rows that are left are corrected by what the chosen ones show.
+    `score_layers`, heads and question rows); no layer is computed in full. The second pass computes the chosen and the
+    fresh rows. A residual corrects the rows that are left by what the chosen ones show. As "sensitive" the attention
+    is weighted with how much the tokens' KV differed between the two texts it was computed behind.
     """
 
-    name = "query"
-
-    def __init__(
-        self,
-        score_layers: frozenset[int] | None = None,
-        residual: ResidualKind | None = None,
-        fraction: float = 0.8,
-    ) -> None:
-        self.score_layers = score_layers
-        self.residual = residual
-        self.fraction = fraction
+    def __init__(self, spec: SelectorSpec | None = None) -> None:
+        self.spec = spec or SelectorSpec("query")
+        self.name: str = self.spec.selector
+        self._picker = Picker(self.spec)
 
     def passes(self, context: SelectionContext) -> Passes:
         """[0..L-1: fresh rows, scored][0..L-1: chosen and fresh rows]; without a budget one plain pass."""
-        layers = range(context.num_layers)
+        self.spec.check_model(context.num_layers)
         if context.budget == 0:
-            yield Pass(layers, context.fresh_rows)
+            yield plain_pass(context)
             return
-        seen = yield Pass(layers, context.fresh_rows, observe="attention", score_layers=self.score_layers)
-        if seen.attention is None:
-            raise RuntimeError("the step did not observe attention")
-        chosen = top_rows(context.cached_rows, seen.attention[context.cached_rows], context.budget)
-        residual = Residual.build(self.residual, self.fraction, context.cached_spans, context.cached_rows, chosen)
-        yield Pass(layers, merge_rows(chosen, context.fresh_rows), residual=residual)
+        scores = yield from question_attention(self.spec, context, sensitive=self.spec.selector == "sensitive")
+        chosen = self._picker.pick(context, context.cached_rows, scores, context.budget)
+        residual = build_residual(self.spec, context, chosen)
+        yield Pass(range(context.num_layers), merge_rows(chosen, context.fresh_rows), residual=residual)
+
+
+def question_attention(
+    spec: SelectorSpec, context: SelectionContext, *, sensitive: bool = False
+) -> Generator[Pass, Observation, torch.Tensor]:
+    """One pass of the fresh rows over the reused KV; returns the scores of the cached rows, float32 `[cached]`.
+
+    `sensitive` weights them with the tokens' stored sensitivity, where any was stored with it; a row without one
+    counts as an average row.
+    """
+    layers = range(context.num_layers)
+    scored = spec.scored(context.num_layers)
+    seen = yield Pass(layers, context.fresh_rows, observe="attention", score_layers=scored)
+    if seen.attention is None:
+        raise RuntimeError("the step did not observe attention")
+    scores = seen.attention[context.cached_rows]
+    if not sensitive or seen.sensitivity is None:
+        return scores
+    weights = seen.sensitivity[context.cached_rows]
+    return scores * torch.where(weights.isnan(), weights.nanmean(), weights).nan_to_num(1.0)

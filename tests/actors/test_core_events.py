@@ -6,7 +6,7 @@ import dataclasses
 from typing import get_args
 
 import pytest
-from core_driver import A, generate, store
+from core_driver import A, generate, key_of, store
 
 from kvblend.actors.core import events as ev
 
@@ -19,6 +19,12 @@ def test_an_answer_needs_slots_for_its_output_too() -> None:
 
 def test_a_document_needs_slots_for_its_prompt_only() -> None:
     assert store("s", A).tokens_max == 3 + 4
+
+
+def test_only_a_document_has_a_key_to_be_stored_under() -> None:
+    assert store("s", A).stored_key == key_of(A)
+    with pytest.raises(ValueError, match="r stores no chunk"):
+        _ = generate("r", A).stored_key
 
 
 @pytest.mark.parametrize("kind", sorted(ALL, key=str))

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from hypothesis.strategies import booleans, integers, randoms, sampled_from
 from scheduler_world import SchedulerWorld
 
+from kvblend.actors.core.conditioning import Conditioning, ConditioningKind
 from kvblend.actors.core.limits import Limits
 
 
@@ -20,11 +21,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         seqs=integers(1, 4),
         rows=integers(6, 60),
         minimum=sampled_from((0, 5)),
-        bare=booleans(),
+        kind=sampled_from(("system", "bare", "warm")),
         chance=randoms(use_true_random=False),
     )
-    def begin(self, pages: int, seqs: int, rows: int, minimum: int, bare: bool, chance: random.Random) -> None:
-        limits = Limits(pages, 4, seqs, rows, minimum, "bare" if bare else "system")
+    def begin(
+        self, pages: int, seqs: int, rows: int, minimum: int, kind: ConditioningKind, chance: random.Random
+    ) -> None:
+        limits = Limits(pages, 4, seqs, rows, minimum, Conditioning(kind, (200, 201, 202), 4 * pages))
         self.world = SchedulerWorld(limits, chance)
 
     @rule()

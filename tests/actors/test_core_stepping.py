@@ -8,6 +8,7 @@ from core_driver import REPORT, SYSTEM, A, B, C, Driver, generate, key_of, resul
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.messages import Delta, Failed, Finished
+from kvblend.engine.layout import Reuse
 
 
 def items(driver: Driver) -> list[tuple[str, int]]:
@@ -148,10 +149,46 @@ def test_the_last_token_allowed_ends_with_length() -> None:
     assert end.reason == "length"
 
 
-def test_stored_keys_that_differ_from_fresh_ones_are_noted() -> None:
-    driver = Driver()
-    driver.begin(generate("r", A, B, max_tokens=1), exact=(0, 1), cached=(2,))
+def wrong_keys(driver: Driver) -> None:
+    driver.begin(generate("r", A, B, C, max_tokens=1), exact=(0, 1), cached=(2, 3))
     driver.step(result("r", "sampled", prefill=replace(REPORT, parity_error=0.5)))
+
+
+def test_stored_keys_that_differ_from_fresh_ones_say_nothing_and_are_dropped() -> None:
+    driver = Driver()
+    wrong_keys(driver)
+    assert driver.emitted() == []
+    (drop,) = driver.of(ev.DropChunks)
+    assert (drop.request_id, drop.segments) == ("r", (2, 3))
+    names = [type(command).__name__ for command in driver.commands]
+    assert names.index("DropChunks") < names.index("Release"), "the leases name the chunks"
+    assert driver.state.parity_failures == 1
+
+
+def test_behind_wrong_keys_the_answer_is_computed_without_anything_stored() -> None:
+    driver = Driver()
+    wrong_keys(driver)
+    assert driver.looked_up_ids() == ["r"]
+    driver.look_up("r", exact=(0, 1), cached=(2, 3))
+    assert driver.of(ev.StartSequence)[0].plan.count(Reuse.FRESH) == driver.entry("r").job.layout.num_tokens
+    driver.prefill("r")
     end = driver.terminal()
     assert isinstance(end, Finished)
-    assert any("layer 0" in note for note in end.usage.notes)
+    assert any("layer 0" in note and "dropped" in note for note in end.usage.notes)
+
+
+def test_keys_that_differ_by_rounding_are_taken() -> None:
+    driver = Driver()
+    driver.begin(generate("r", A, B, max_tokens=1), exact=(0, 1), cached=(2,))
+    driver.step(result("r", "sampled", prefill=replace(REPORT, parity_error=0.005)))
+    assert isinstance(driver.terminal(), Finished)
+    assert driver.state.parity_failures == 0
+
+
+def test_a_jobs_note_is_said_with_its_figures() -> None:
+    driver = Driver()
+    driver.begin(replace(generate("r", A, max_tokens=1), note="served otherwise"))
+    driver.prefill("r")
+    end = driver.terminal()
+    assert isinstance(end, Finished)
+    assert end.usage.notes == ("served otherwise",)

@@ -264,3 +264,28 @@ async def test_all_leases_close_when_the_loader_stops() -> None:
         await world.look_up()
         await world.stage.supervisor.close()
         assert world.store.stats().leases == 0
+
+
+@pytest.mark.parametrize("replace", [True, False])
+async def test_a_chunk_is_replaced_where_that_is_asked_for(replace: bool) -> None:
+    async with open_world() as world:
+        world.tables.captured[("r", 2)] = payloads(B, 90)
+        await world.tell(ev.StoreSegment("r", 2, key_of(B), B, replace))
+        stored = await world.hear(ev.Stored)
+        lease = await world.store.lease(key_of(B), B)
+        assert lease is not None
+        kept = lease.layer_nowait(0)
+        assert kept is not None
+        assert (stored.created, stored.error, kept[0]) == (replace, "", 90 if replace else 21)
+        lease.release()
+
+
+async def test_chunks_that_are_wrong_are_deleted_though_they_are_leased(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_world() as world:
+        await world.look_up()
+        await world.tell(ev.DropChunks("r", (2,), "wrong keys"), ev.DropChunks("nobody", (0,), ""), ev.Release("r"))
+        await world.handled()
+        assert not world.store.contains(key_of(B))
+        assert world.store.contains(key_of(A))
+        assert world.store.stats().leases == 0
+    assert f"chunk {key_of(B).id} is dropped: wrong keys" in caplog.text

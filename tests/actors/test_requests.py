@@ -11,7 +11,7 @@ from tiny_models import tiny_config
 
 from kvblend.actors.core.events import Job
 from kvblend.actors.errors import RequestError
-from kvblend.actors.messages import BlendOptions, ChatMessage, Document, Generate, Sampling
+from kvblend.actors.messages import BlendOptions, ChatMessage, Document, Generate, Sampling, SelectionOptions
 from kvblend.actors.requests import JobBuilder, check_request, check_sampling
 from kvblend.actors.settings import Settings
 from kvblend.engine.assembly import Engine
@@ -66,9 +66,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "mode": ({"blend": BlendOptions(mode=cast(Any, "magic"))}, "blend.mode"),
     "ratio": ({"blend": BlendOptions(recompute_ratio=1.01)}, "blend.recompute_ratio"),
     "no ratio": ({"blend": BlendOptions(recompute_ratio=float("nan"))}, "blend.recompute_ratio"),
-    "selector": ({"blend": BlendOptions(selector=cast(Any, "plain"))}, "blend.selector"),
-    "residual": ({"blend": BlendOptions(residual=cast(Any, "sum"))}, "blend.residual"),
-    "divergence": ({"blend": BlendOptions(divergence=cast(Any, "q"))}, "blend.divergence"),
+    "selection": ({"blend": BlendOptions(selection=SelectionOptions(cast(Any, "plain")))}, "blend.selector"),
     "on_miss": ({"blend": BlendOptions(on_miss=cast(Any, "panic"))}, "blend.on_miss"),
     "sampling": ({"sampling": Sampling(max_tokens=0)}, "max_output_tokens"),
 }
@@ -153,6 +151,22 @@ def test_a_given_seed_is_kept_even_zero() -> None:
 def test_the_ratio_is_the_requests_or_the_servers(given: float | None, used: float) -> None:
     job = answered(replace(GOOD, blend=BlendOptions(recompute_ratio=given)), recompute_ratio=0.4)
     assert job.recompute_ratio == used
+
+
+def test_a_layer_the_model_does_not_have_is_refused() -> None:
+    request = replace(GOOD, blend=BlendOptions(selection=SelectionOptions(check_layers=(1, 4))))
+    check_request(request, Settings(**SETTINGS), "tiny")
+    with pytest.raises(RequestError, match=r"blend\.check_layers is \(1, 4\); the model has layers 0\.\.3") as caught:
+        answered(request)
+    assert caught.value.param == "blend.check_layers"
+
+
+@pytest.mark.parametrize(
+    ("given", "used"), [({"recompute_ratios": (0.3,)}, 0.3), ({"thresholds": (0.1,)}, 1.0), ({"sinks": 2}, 0.4)]
+)
+def test_a_selection_that_says_how_many_sets_the_budget(given: dict[str, Any], used: float) -> None:
+    request = replace(GOOD, blend=BlendOptions(selection=SelectionOptions(**given)))
+    assert answered(request, recompute_ratio=0.4).recompute_ratio == used
 
 
 def test_on_miss_is_the_requests_or_the_servers() -> None:

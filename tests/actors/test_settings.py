@@ -7,6 +7,7 @@ import pytest
 
 from kvblend.actors.errors import RequestError
 from kvblend.actors.settings import Settings
+from kvblend.engine.selectors.spec import SelectorSpec
 
 
 def test_the_defaults_are_allowed() -> None:
@@ -19,7 +20,19 @@ def test_the_defaults_are_allowed() -> None:
         ("recompute_ratio", 1.5),
         ("recompute_ratio", float("nan")),
         ("recompute_ratio", "0.15"),
-        ("check_layer", 0),
+        ("check_layers", (0,)),
+        ("check_layers", 1),
+        ("recompute_ratios", (0.1, 0.2)),
+        ("thresholds", (-1.0,)),
+        ("score_layers", "some"),
+        ("selector", "plain"),
+        ("sinks", -1),
+        ("span", 0),
+        ("chunk_budget", "even"),
+        ("probes", 1.5),
+        ("residual", "sum"),
+        ("residual_fraction", -0.1),
+        ("seed", -1),
         ("host_bytes_budget", 5),
         ("max_num_seqs", True),
         ("prefetch_layers_max", 0),
@@ -45,3 +58,15 @@ def test_a_range_is_named_in_the_error() -> None:
 
 def test_names_are_all_settings() -> None:
     assert set(Settings.names()) == {field.name for field in dataclasses.fields(Settings)}
+
+
+def test_the_selection_has_the_settings_values() -> None:
+    settings = Settings(selector="union", check_layers=(1, 2), sinks=3, residual="ridge", seed=9)
+    wanted = SelectorSpec("union", check_layers=(1, 2), sinks=3, residual="ridge", seed=9)
+    assert settings.selection == wanted
+
+
+def test_lists_of_another_length_than_the_check_layers_are_refused() -> None:
+    with pytest.raises(RequestError, match="one entry per check layer, 1, and has 2") as caught:
+        Settings(recompute_ratios=(0.2, 0.1))
+    assert caught.value.param == "recompute_ratios"

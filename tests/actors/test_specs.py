@@ -10,7 +10,8 @@ from core_driver import A, B, generate, store
 from model_files import tokenizer_json
 
 from kvblend.actors.core.events import Job
-from kvblend.actors.messages import BlendOptions, Sampling
+from kvblend.actors.core.planning import storing_layout
+from kvblend.actors.messages import BlendOptions, Sampling, SelectionOptions
 from kvblend.actors.settings import Settings
 from kvblend.actors.specs import SpecBuilder
 from kvblend.actors.tables import RequestLayers
@@ -20,22 +21,30 @@ from kvblend.engine.sampling import SamplingPlan
 from kvblend.engine.selectors.divergence import DivergenceSelector
 from kvblend.engine.selectors.plain import PlainSelector
 from kvblend.engine.selectors.query import QuerySelector
+from kvblend.engine.selectors.spec import SelectorSpec
 from kvblend.engine.tokenizer import Tokenizer
+from kvblend.store.keys import ChunkKey
 
 REUSE = (Reuse.EXACT, Reuse.EXACT, Reuse.CACHED, Reuse.FRESH)
 
 
-def built(job: Job | None = None, ratio: float = 0.5, **settings: Any) -> SequenceSpec:
+def built(
+    job: Job | None = None, ratio: float = 0.5, captures: tuple[int, ...] = (1,), **settings: Any
+) -> SequenceSpec:
     """The spec of a job (by default of system, two chunks and a question, of which the second chunk is cached)."""
     job = job or asking()
     tokenizer = Tokenizer(tokenizer_json(), bos_id=1, eos_ids=(2,), add_bos=False)
     reuse = REUSE if job.kind == "generate" else (Reuse.FRESH,) * len(job.layout.segments)
     plan = BlendPlan.of(job.layout, reuse, ratio)
-    return SpecBuilder(Settings(**settings), tokenizer).build(job, plan, (1,), RequestLayers())
+    return SpecBuilder(Settings(**settings), tokenizer).build(job, plan, captures, RequestLayers())
 
 
 def asking(sampling: Sampling | None = None, **options: Any) -> Job:
-    return replace(generate("r", A, B), options=BlendOptions(**options), sampling=sampling or Sampling(max_tokens=3))
+    return replace(
+        generate("r", A, B),
+        options=BlendOptions(selection=SelectionOptions(**options)),
+        sampling=sampling or Sampling(max_tokens=3),
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,25 +60,10 @@ def test_the_selector_is_the_requests_or_the_servers(wanted: str | None, setting
     assert type(built(asking(selector=wanted), selector=setting).selector) is kind
 
 
-@pytest.mark.parametrize(("wanted", "used"), [(None, "v"), ("kv", "kv")])
-def test_the_divergence_is_the_requests_or_the_servers(wanted: str | None, used: str) -> None:
-    selector = built(asking(divergence=wanted), divergence="v").selector
+def test_the_selector_is_built_from_the_merged_fields() -> None:
+    selector = built(asking(sinks=2, divergence="kv"), divergence="v", residual="ridge").selector
     assert isinstance(selector, DivergenceSelector)
-    assert selector.of == used
-
-
-@pytest.mark.parametrize(("wanted", "used"), [(None, "ridge"), ("mean", "mean"), ("none", None)])
-@pytest.mark.parametrize("setting", ["divergence", "query"])
-def test_the_residual_is_the_requests_or_the_servers(setting: str, wanted: str | None, used: str | None) -> None:
-    selector = built(asking(residual=wanted), selector=setting, residual="ridge").selector
-    assert isinstance(selector, DivergenceSelector | QuerySelector)
-    assert selector.residual == used
-
-
-def test_the_check_layer_is_the_servers() -> None:
-    selector = built(check_layer=2).selector
-    assert isinstance(selector, DivergenceSelector)
-    assert selector.check_layer == 2
+    assert selector.spec == SelectorSpec(divergence="kv", sinks=2, residual="ridge")
 
 
 def test_without_a_budget_nothing_is_selected() -> None:
@@ -80,6 +74,19 @@ def test_a_precompute_job_selects_and_samples_nothing() -> None:
     spec = built(store("s", A))
     assert isinstance(spec.selector, PlainSelector)
     assert (spec.output, spec.sampling) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("conditioning", "captures", "left_out"),
+    [("warm", (2,), 1), ("warm", (1,), None), ("system", (2,), None), ("neighbours", (2,), None)],
+)
+def test_a_chunk_that_is_stored_warm_is_computed_without_the_warm_text_too(
+    conditioning: str, captures: tuple[int, ...], left_out: int | None
+) -> None:
+    key = ChunkKey.of("m", "", (1, 2, 3), A)
+    layout, keys = storing_layout(((1,), (2, 3)), A, key, 2)
+    job = Job("s", "precompute", layout, keys, "blend", 0.0, BlendOptions(), Sampling(), conditioning=conditioning)
+    assert built(job, captures=captures).contrast == left_out
 
 
 def test_sampling_is_that_of_the_request() -> None:

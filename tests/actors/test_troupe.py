@@ -14,6 +14,7 @@ import pytest
 from core_driver import A, generate
 
 from kvblend.actors.core import events as ev
+from kvblend.actors.core.conditioning import Conditioning
 from kvblend.actors.core.limits import Limits
 from kvblend.actors.messages import Failed, Finished, Planned, StreamEvent
 from kvblend.actors.runtime.device_thread import DeviceThread
@@ -138,7 +139,7 @@ async def test_a_crash_of_a_peer_fails_what_it_held(tiny_model_path: Path, name:
 async def test_limits_are_those_of_the_settings(tiny_model_path: Path) -> None:
     values: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 64, "blend_min_tokens": 7}
     async with open_world(tiny_model_path, conditioning="bare", **values) as world:
-        assert world.troupe._limits == Limits(256, 16, conditioning="bare", **values)
+        assert world.troupe._limits == Limits(256, 16, conditioning=Conditioning("bare", (), 2048), **values)
 
 
 async def test_with_debug_a_broken_state_is_a_crash(tiny_model_path: Path) -> None:

@@ -47,6 +47,14 @@ async def test_not_ready_is_503_with_the_reasons() -> None:
     assert (status, body["reasons"]) == (503, ["the store is not open"])
 
 
+async def test_a_server_that_answers_in_a_worse_way_is_ready_and_says_why() -> None:
+    system = ScriptedSystem()
+    system.readiness = Ready(True, ("gate failed: kl_mean",))
+    async with serving(system) as server:
+        status, body = await get_json(server.url, "/ready", 10)
+    assert (status, body["ready"], body["reasons"]) == (200, True, ["gate failed: kl_mean"])
+
+
 async def test_unknown_subprotocols_are_refused_before_the_handshake() -> None:
     async with serving(ScriptedSystem()) as server:
         response = (await refusal(server, "other.v9")).response

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvblend.actors.messages import Document, Finished, Generate, StoredChunk
+from kvblend.actors.messages import Document, Finished, Generate, SelectionOptions, StoredChunk
 from kvblend.actors.streams import TokenStream
 from kvblend.api.client import AsyncClient, ConnectionLost, GenerationFailed, RequestRefused
 from kvblend.api.client.client import BATCH_CHARS_MAX, BATCH_DOCUMENTS_MAX, split_batches
@@ -41,6 +41,7 @@ async def test_every_argument_of_generate_reaches_the_system(server: Server, cli
         selector="query",
         residual="ridge",
         on_miss="precompute",
+        blend={"check_layers": (1, 3)},
         deadline_ms=60_000,
     ).text()
     request = server.system.requests[0]
@@ -55,8 +56,8 @@ async def test_every_argument_of_generate_reaches_the_system(server: Server, cli
     sampling, blend = request.sampling, request.blend
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (7, 0.5, 0.9)
     assert (sampling.seed, sampling.stop) == (3, ("\n", "END"))
-    assert (blend.mode, blend.recompute_ratio, blend.divergence, blend.on_miss) == ("reuse", 0.3, "kv", "precompute")
-    assert (blend.selector, blend.residual) == ("query", "ridge")
+    assert (blend.mode, blend.recompute_ratio, blend.on_miss) == ("reuse", 0.3, "precompute")
+    assert blend.selection == SelectionOptions("query", check_layers=(1, 3), divergence="kv", residual="ridge")
     assert request.deadline_ms is not None
     assert 50_000 < request.deadline_ms <= 60_000
 
@@ -128,3 +129,8 @@ def test_the_client_loads_neither_torch_nor_a_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_neighbours_count_in_the_size_of_a_batch() -> None:
+    documents = [{"text": "x", "behind": [{"text": "y" * (BATCH_CHARS_MAX // 3)}]} for _ in range(7)]
+    assert [len(batch) for batch in split_batches(documents)] == [2, 2, 2, 1]

@@ -56,10 +56,10 @@ def test_nothing_follows_the_terminal_event() -> None:
 
 
 def test_an_ingest_ends_with_its_chunks() -> None:
-    chunks = (StoredChunk("c", 5, True),)
+    chunks = (StoredChunk("c", 5, True, "warm"),)
     frames = translate(Accepted("resp_1", "m"), Finished("resp_1", "stop", USAGE, chunks), generate=False)
     assert kinds(frames) == ["created", "completed"]
-    assert frames[-1]["response"]["chunks"] == [{"id": "c", "tokens": 5, "created": True}]
+    assert frames[-1]["response"]["chunks"] == [{"id": "c", "tokens": 5, "created": True, "conditioning": "warm"}]
 
 
 def test_our_own_fields_are_left_out_of_the_plain_protocol() -> None:

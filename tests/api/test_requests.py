@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvblend.actors.errors import RequestError
-from kvblend.actors.messages import BlendOptions, ChatMessage, Document, Generate, Sampling
+from kvblend.actors.messages import BlendOptions, ChatMessage, Document, Generate, Sampling, SelectionOptions
 from kvblend.api.server.limits import ApiLimits
 from kvblend.api.server.requests import Cancel, Create, FrameIds, parse_frame
 
@@ -52,7 +52,7 @@ def test_every_field_is_read() -> None:
         "s",
         "m",
         Sampling(5, 1.0, 0.5, 7, ("END",)),
-        BlendOptions("reuse", 0.2, "query", "v", "mean"),
+        BlendOptions("reuse", 0.2, SelectionOptions("query", divergence="v", residual="mean")),
         1000.0,
     )
 
@@ -68,6 +68,14 @@ def test_ids_of_lane_and_event_are_kept() -> None:
 def test_a_leading_system_message_equals_instructions(role: str) -> None:
     turns = [{"role": role, "content": "s"}, {"role": "user", "content": "q"}]
     assert parse(messages=turns) == parse(input="q", instructions="s")
+
+
+def test_a_document_may_have_neighbours() -> None:
+    near = [{"text": "y"}, {"title": "t", "text": "z"}]
+    request = parse(generate=False, documents=[{"text": "x", "behind": near}, {"id": "c", "behind": near[:1]}])
+    first, second = request.documents
+    assert first.behind == (Document("y"), Document("z", "t"))
+    assert (second.id, second.behind) == ("c", (Document("y"),))
 
 
 def test_chunks_is_another_name_of_documents() -> None:
@@ -108,6 +116,11 @@ USER = {"role": "user", "content": "q"}
         ({"documents": [{"text": ""}]}, "documents[0].text"),
         ({"documents": [{"text": "x"}, {"id": "a", "text": "b"}]}, "documents[1].id"),
         ({"documents": [{"text": "x", "url": "y"}]}, "documents[0].url"),
+        ({"documents": [{"text": "x", "behind": "y"}]}, "documents[0].behind"),
+        ({"documents": [{"text": "x", "behind": ["y"]}]}, "documents[0].behind[0]"),
+        ({"documents": [{"text": "x", "behind": [{"text": "y"}, {"title": "y"}]}]}, "documents[0].behind[1].text"),
+        ({"documents": [{"text": "x", "behind": [{"id": "y"}]}]}, "documents[0].behind[0].id"),
+        ({"documents": [{"text": "x", "behind": [{"text": "y"}] * 9}]}, "documents[0].behind"),
         ({"documents": [{"text": "x"}], "chunks": [{"text": "x"}]}, "chunks"),
         ({"generate": False}, "documents"),
         ({"generate": "no"}, "generate"),
@@ -131,6 +144,19 @@ USER = {"role": "user", "content": "q"}
         ({"blend": {"divergence": "q"}}, "blend.divergence"),
         ({"blend": {"selector": "luck"}}, "blend.selector"),
         ({"blend": {"residual": 1}}, "blend.residual"),
+        ({"blend": {"check_layers": 1}}, "blend.check_layers"),
+        ({"blend": {"check_layers": []}}, "blend.check_layers"),
+        ({"blend": {"check_layers": [2, 1]}}, "blend.check_layers"),
+        ({"blend": {"check_layers": [[1]]}}, "blend.check_layers"),
+        ({"blend": {"recompute_ratios": [0.2, 1.1]}}, "blend.recompute_ratios"),
+        ({"blend": {"thresholds": [float("nan")]}}, "blend.thresholds"),
+        ({"blend": {"score_layers": "some"}}, "blend.score_layers"),
+        ({"blend": {"sinks": -1}}, "blend.sinks"),
+        ({"blend": {"span": True}}, "blend.span"),
+        ({"blend": {"chunk_budget": {}}}, "blend.chunk_budget"),
+        ({"blend": {"probes": 10**400}}, "blend.probes"),
+        ({"blend": {"residual_fraction": "all"}}, "blend.residual_fraction"),
+        ({"blend": {"seed": 1 << 64}}, "blend.seed"),
         ({"blend": {"on_miss": "x"}}, "blend.on_miss"),
         ({"blend": {"ratio": 1}}, "blend.ratio"),
         ({"event_id": "x" * 129}, "event_id"),
@@ -197,3 +223,24 @@ def test_ids_for_errors_are_read_leniently() -> None:
     assert FrameIds.of({"event_id": "e", "stream_id": 3}, LIMITS) == FrameIds("e", None)
     assert FrameIds.of({"event_id": "x" * 1000}, LIMITS) == FrameIds()
     assert FrameIds.of([1], LIMITS) == FrameIds()
+
+
+def test_every_field_of_a_selection_is_read() -> None:
+    fields = {
+        "selector": "union",
+        "check_layers": [1, 4],
+        "divergence": "kv",
+        "recompute_ratios": [0.5, 0.25],
+        "thresholds": [0.1, 1],
+        "score_layers": [0, 3],
+        "sinks": 4,
+        "span": 8,
+        "chunk_budget": "need",
+        "probes": 0.5,
+        "residual": "ridge",
+        "residual_fraction": 1,
+        "seed": 7,
+    }
+    assert set(fields) == set(SelectionOptions.names())
+    wanted = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    assert parse(input="q", blend=fields).blend.selection == SelectionOptions(**wanted)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import pytest
 from kvblend.actors.messages import (
     Accepted,
     Delta,
+    Document,
     Failed,
     Finished,
     IngestProgress,
@@ -16,7 +17,7 @@ from kvblend.actors.messages import (
     StreamEvent,
     Usage,
 )
-from kvblend.api.client.wire import create_frame, decode, encode, parse_event, parse_usage, websocket_url
+from kvblend.api.client.wire import create_frame, decode, encode, parse_chunk, parse_event, parse_usage, websocket_url
 from kvblend.api.server.events import ResponseEvents, usage_fields
 from kvblend.api.server.requests import FrameIds
 
@@ -97,3 +98,23 @@ def test_figures_of_a_newer_server_are_left_out() -> None:
 def test_one_text_in_place_of_a_list_of_documents_is_refused() -> None:
     with pytest.raises(ValueError, match="give a list of documents"):
         create_frame(query="what?", documents="abcdef")
+
+
+def test_neighbours_are_written_as_documents_are() -> None:
+    document = Document("x", behind=(Document("y", "t"),))
+    frame = create_frame(documents=[document, {"text": "z", "behind": ["plain", {"text": "w"}]}], generate=False)
+    assert frame["documents"] == [
+        {"text": "x", "behind": [{"title": "t", "text": "y"}]},
+        {"text": "z", "behind": [{"text": "plain"}, {"text": "w"}]},
+    ]
+
+
+def test_one_text_as_neighbours_is_refused() -> None:
+    with pytest.raises(ValueError, match="give a list of documents"):
+        create_frame(documents=[{"text": "x", "behind": "abc"}], generate=False)
+
+
+def test_a_chunk_of_an_older_server_has_no_conditioning() -> None:
+    fields = {"id": "c", "tokens": 3, "created": True}
+    assert parse_chunk(fields) == StoredChunk("c", 3, True)
+    assert parse_chunk({**fields, "conditioning": "warm"}) == StoredChunk("c", 3, True, "warm")

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvblend.actors.errors import RequestError
-from kvblend.actors.messages import Delta, Finished, Generate, Usage
+from kvblend.actors.messages import Delta, Finished, Generate, SelectionOptions, Usage
 from kvblend.actors.streams import TokenStream
 from kvblend.cli.app import app
 from tests.api.scripted import ScriptedSystem, serving
@@ -84,6 +84,10 @@ def test_the_default_store_is_in_the_cache_folder(local_system: list[Any], model
         (("--query", " "), "input: is empty"),
         (("--query", "q", "--recompute-ratio", "1.5"), "recompute_ratio: is 1.5"),
         (("--query", "q", "--temperature", "nan"), "temperature: is nan"),
+        (("--query", "q", "--blend", "span=0"), "span is 0; it must be a whole number in 1..4096"),
+        (("--query", "q", "--blend", "thresholds=1,2"), "one entry per check layer, 1, and has 2"),
+        (("--query", "q", "--blend", "thresholds=1", "--recompute-ratio", "0.1"), "give one of recompute_ratio and"),
+        (("--query", "q", "--url", "ws://h", "--blend", "span=0"), "blend.span: is 0"),
         (("--query", "q", "--max-tokens", "0"), "max_output_tokens: is 0"),
         (("--query", "q", "--model", "nothing-here"), "neither a known name"),
         (("--query", "q", "--chunk-file", "nothing-here"), "cannot read nothing-here"),
@@ -138,3 +142,27 @@ async def test_an_answer_that_the_server_cut_short_ends_with_1(cache: Path) -> N
     assert result.exit_code == 1
     assert json.loads(result.stdout)["text"] == "one two"
     assert "cut short" in result.stderr
+
+
+def test_blend_options_reach_request_and_settings(local_system: list[Any], model_folder: Path) -> None:
+    # the settings too: that is what is compared with the model before its weights are read
+    invoke("--model", model_folder, "--query", "q?", "--blend", "selector=query", "--blend", "score_layers=1,2")
+    system, settings, _ = local_system[0]
+    wanted = SelectionOptions("query", score_layers=(1, 2))
+    assert system.requests[0].blend.selection == wanted
+    assert (settings.selector, settings.score_layers) == ("query", (1, 2))
+
+
+async def test_blend_options_reach_a_server(cache: Path) -> None:
+    system = ScriptedSystem()
+    async with serving(system) as server:
+        await asyncio.to_thread(invoke, "--url", server.url, "--query", "q?", "--blend", "check_layers=1,2")
+    assert system.requests[0].blend.selection == SelectionOptions(check_layers=(1, 2))
+
+
+def test_conditioning_is_a_setting_and_no_part_of_the_request(local_system: list[Any], model_folder: Path) -> None:
+    result = invoke("--model", model_folder, "--query", "what?", "--conditioning", "warm", "--blend", "sinks=2")
+    assert result.exit_code == 0, result.output
+    system, settings, _ = local_system[0]
+    assert (settings.conditioning, settings.sinks) == ("warm", 2)
+    assert system.requests[0].blend.selection == SelectionOptions(sinks=2)

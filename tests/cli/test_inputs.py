@@ -7,7 +7,7 @@ import pytest
 from kvblend.actors.errors import RequestError
 from kvblend.actors.settings import Settings
 from kvblend.cli.failures import BadInput
-from kvblend.cli.inputs import make_settings, read_texts
+from kvblend.cli.inputs import make_settings, read_blend, read_condition_on, read_texts
 
 
 def test_files_are_read_in_order(tmp_path: Path) -> None:
@@ -36,3 +36,48 @@ def test_flags_that_were_not_given_keep_their_defaults() -> None:
 def test_a_setting_out_of_range_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="recompute_ratio is 2"):
         make_settings(recompute_ratio=2.0)
+
+
+@pytest.mark.parametrize(("value", "count"), [(None, 0), ("neighbours:1", 1), ("neighbours:8", 8)])
+def test_condition_on_gives_the_number_of_neighbours(value: str | None, count: int) -> None:
+    assert read_condition_on(value) == count
+
+
+@pytest.mark.parametrize(
+    "value", ["", "neighbours", "neighbours:", "neighbours:0", "neighbours:9", "warm:1", "neighbours:²"]
+)
+def test_another_condition_on_is_refused_with_what_may_be_given(value: str) -> None:
+    with pytest.raises(BadInput, match=r"give neighbours:K with K in 1\.\.8") as caught:
+        read_condition_on(value)
+    assert repr(value) in caught.value.message
+
+
+def test_blend_options_are_numbers_words_and_lists() -> None:
+    given = ["check_layers=1", "recompute_ratios=0.2, 0.1", "score_layers=middle", "sinks=4", "probes=0.5"]
+    assert read_blend([*given, "selector=union"]) == {
+        "check_layers": (1,),
+        "recompute_ratios": (0.2, 0.1),
+        "score_layers": "middle",
+        "sinks": 4,
+        "probes": 0.5,
+        "selector": "union",
+    }
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["luck=1"], "--blend luck=1: give NAME=VALUE; names: selector, check_layers"),
+        (["sinks"], "--blend sinks: give NAME=VALUE"),
+        (["sinks=1", "sinks=2"], "--blend sinks is given twice"),
+    ],
+)
+def test_other_blend_options_are_refused(items: list[str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        read_blend(items)
+
+
+@pytest.mark.parametrize("item", ["sinks=many", "sinks=1,2", "check_layers=0", "thresholds=nan", "recompute_ratios="])
+def test_a_blend_option_of_a_wrong_kind_is_refused_by_its_setting(item: str) -> None:
+    with pytest.raises(RequestError, match=item.partition("=")[0]):
+        make_settings(**read_blend([item]))

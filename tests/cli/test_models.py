@@ -13,7 +13,7 @@ def test_a_known_model_lies_in_the_cache_folder(cache: Path) -> None:
 
 
 def test_an_unknown_name_lists_what_is_known() -> None:
-    with pytest.raises(BadInput, match="known: smollm2"):
+    with pytest.raises(BadInput, match="known: smollm2, gemma3-270m"):
         find_known("smollm3")
 
 
@@ -49,3 +49,22 @@ def test_a_missing_known_model_is_pulled(cache: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("kvblend.cli.pull.pull", lambda model, console: pulled.append(model))
     assert resolve_model("smollm2")[0] == "smollm2"
     assert pulled == [KNOWN_MODELS["smollm2"]]
+
+
+def test_a_model_with_terms_is_never_pulled_by_itself(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvblend.cli.pull.pull", None)
+    with pytest.raises(BadInput, match="its terms apply, so pull it first: kvblend pull gemma3-270m"):
+        resolve_model("gemma3-270m")
+
+
+def test_a_model_with_terms_is_served_once_it_is_there(cache: Path) -> None:
+    known = find_known("gemma3-270m")
+    known.path.parent.mkdir(parents=True)
+    with known.path.open("wb") as file:
+        file.truncate(known.size_bytes)
+    assert resolve_model("gemma3-270m") == ("gemma3-270m", known.path)
+
+
+def test_terms_name_where_they_are_found() -> None:
+    assert "ai.google.dev/gemma/terms" in str(KNOWN_MODELS["gemma3-270m"].terms)
+    assert KNOWN_MODELS["smollm2"].terms is None

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from kvblend.cli import serve as module
 from kvblend.cli.app import app
+from kvblend.engine.selectors.spec import SelectorSpec
 
 
 @pytest.fixture
@@ -38,6 +39,30 @@ def test_the_flags_reach_the_settings(local_system: list[Any], model_folder: Pat
     settings = local_system[0][1]
     assert (settings.recompute_ratio, settings.conditioning, settings.dtype) == (0.3, "bare", "bfloat16")
     assert (settings.max_num_seqs, settings.system) == (3, "s")
+
+
+@pytest.mark.usefixtures("stop_when_listening")
+def test_blend_options_reach_the_settings(local_system: list[Any], model_folder: Path) -> None:
+    flags = ["--selector", "union", "--blend", "check_layers=1,3", "--blend", "sinks=2", "--residual", "ridge"]
+    CliRunner().invoke(app, ["serve", "--model", str(model_folder), "--port", "0", *flags])
+    wanted = SelectorSpec("union", check_layers=(1, 3), sinks=2, residual="ridge")
+    assert local_system[0][1].selection == wanted
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--blend", "thresholds=0.1,0.2"], "thresholds is (0.1, 0.2); it needs one entry per check layer"),
+        (["--selector", "luck"], "selector is 'luck'; choose divergence"),
+        (["--selector", "query", "--blend", "selector=union"], "--blend selector and --selector: give one of the two"),
+    ],
+)
+def test_a_bad_selection_starts_nothing(
+    local_system: list[Any], model_folder: Path, flags: list[str], message: str
+) -> None:
+    result = CliRunner().invoke(app, ["serve", "--model", str(model_folder), *flags])
+    assert (result.exit_code, local_system) == (2, [])
+    assert message in result.stderr
 
 
 def test_a_setting_out_of_range_starts_nothing(local_system: list[Any], model_folder: Path) -> None:

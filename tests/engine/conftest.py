@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from model_files import CHATML, save_llama, tokenizer_json, write_gguf
+from gguf_files import write_gguf
+from model_files import CHATML, save_llama, tokenizer_json
 
 from kvblend.engine.chat import ChatTemplate
 from kvblend.engine.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvblend.engine.assembly import assemble_engine
+from kvblend.engine.assembly import assemble_engine, count_threads
 from kvblend.engine.attention.choose import BackendUnavailable, choose_backend
 from kvblend.engine.kv import pages_of
 
@@ -31,7 +31,7 @@ def test_the_number_of_threads_is_set(llama_dir: Path) -> None:
     before = torch.get_num_threads()
     try:
         assemble_engine(llama_dir, "float32", "cpu", "sdpa", 64, before + 1)
-        assert torch.get_num_threads() == before + 1
+        assert count_threads() == torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
 

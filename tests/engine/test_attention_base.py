@@ -15,7 +15,8 @@ from kvblend.engine.attention.base import attend_scored, reference_attention
 def attend_by_hand(case: Case, row: int, head: int) -> list[float]:
     """One row and head in plain Python."""
     kv_head = head * case.k.shape[0] // case.q.shape[1]
-    seen = range(int(case.positions[row]) + 1)
+    position = int(case.positions[row])
+    seen = [j for j in range(position + 1) if case.window is None or position - case.window < j]
     query = case.q[row, head].tolist()
     keys, values = case.k[kv_head].tolist(), case.v[kv_head].tolist()
     weights = [math.exp(case.scale * math.fsum(a * b for a, b in zip(query, keys[j], strict=True))) for j in seen]
@@ -23,8 +24,9 @@ def attend_by_hand(case: Case, row: int, head: int) -> list[float]:
     return [math.fsum(w * values[j][d] for w, j in zip(weights, seen, strict=True)) / total for d in range(len(query))]
 
 
-def test_the_reference_equals_sums_by_hand() -> None:
-    case = make_case([0, 3, 4, 9], heads=4, kv_heads=2, head_dim=6, spare_keys=3)
+@pytest.mark.parametrize("window", [None, 1, 4, 9, 10])
+def test_the_reference_equals_sums_by_hand(window: int | None) -> None:
+    case = make_case([0, 3, 4, 9], heads=4, kv_heads=2, head_dim=6, spare_keys=3, window=window)
     out = case.reference().view(4, 4, 6)
     for row in range(4):
         for head in range(4):
@@ -69,8 +71,25 @@ def test_a_bottom_right_mask_is_right_for_the_last_rows_only() -> None:
 
 @given(attention_cases())
 def test_scored_attention_gives_the_reference_output(case: Case) -> None:
-    out, _ = attend_scored(case.positions, case.q, case.k, case.v, case.scale)
+    out, _ = attend_scored(case.positions, case.q, case.k, case.v, case.scale, case.window)
     assert_close(out, case.reference())
+
+
+@given(attention_cases())
+def test_keys_that_no_row_sees_receive_nothing(case: Case) -> None:
+    _, scores = attend_scored(case.positions, case.q, case.k, case.v, case.scale, case.window)
+    rows, keys = case.positions[:, None], torch.arange(case.k.shape[1])[None, :]
+    seen = ((keys <= rows) & (keys > rows - (case.window or 1 << 20))).any(0)
+    assert torch.equal(scores > 0, seen)
+
+
+def test_each_row_spends_a_weight_of_one_within_its_window() -> None:
+    case = make_case([5, 9, 20], heads=2, kv_heads=1, window=3)
+    case.v[:] = 0.0
+    case.v[..., 0] = 1.0
+    _, scores = attend_scored(case.positions, case.q, case.k, case.v, case.scale, case.window)
+    assert scores.nonzero().flatten().tolist() == [3, 4, 5, 7, 8, 9, 18, 19, 20]
+    assert float(scores.sum()) == pytest.approx(6.0)
 
 
 def test_a_score_is_the_attention_received_times_the_mean_norm_of_v() -> None:

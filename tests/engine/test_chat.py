@@ -17,6 +17,14 @@ NO_SYSTEM = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system here') }}"
     "{% endif %}[{{ m['role'] }}] {{ m['content'] | trim }}{{ eos_token }}{% endfor %}"
 )
+# as Gemma's: no turn of its own for the system prompt, and another name for the assistant
+FIRST_CARRIES_SYSTEM = (
+    "{{ bos_token }}{% set told = messages[0]['role'] == 'system' %}"
+    "{% for m in (messages[1:] if told else messages) %}"
+    "<start_of_turn>{{ 'model' if m['role'] == 'assistant' else 'user' }}\n"
+    "{{ messages[0]['content'] + '\n\n' if told and loop.first }}{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
 LAST_CARRIES_SYSTEM = (
     "{% set s = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
     "{% for m in messages if m['role'] != 'system' %}[I]{{ s + ' ' if loop.last }}{{ m['content'] }}[/I]{% endfor %}"
@@ -81,6 +89,20 @@ def test_an_empty_system_prompt_needs_no_joint() -> None:
 
 def test_a_system_prompt_may_stand_behind_the_first_message() -> None:
     assert joined(ChatTemplate(LAST_CARRIES_SYSTEM), "sys", TURNS) == "[I]q1[/I][I]a1[/I][I]sys q2[/I]"
+
+
+def test_a_system_prompt_may_stand_in_the_first_turn() -> None:
+    assert ChatTemplate(FIRST_CARRIES_SYSTEM, bos="<bos>").split("sys", TURNS) == [
+        "<bos><start_of_turn>user\n",
+        Hole(SYSTEM, "sys"),
+        "\n\n",
+        Hole(0, "q1"),
+        "<end_of_turn>\n<start_of_turn>model\n",
+        Hole(1, "a1"),
+        "<end_of_turn>\n<start_of_turn>user\n",
+        Hole(2, "q2"),
+        "<end_of_turn>\n<start_of_turn>model\n",
+    ]
 
 
 def test_an_order_of_roles_the_template_refuses_is_the_callers_error() -> None:

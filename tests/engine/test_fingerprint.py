@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,8 +48,17 @@ def test_it_is_64_hexadecimal_digits() -> None:
         replace(CONFIG, rope=RopeConfig(kind="llama3", freq_factors=(1.0, 1.0, 1.0, 2.0))),
         replace(CONFIG, rms_norm_eps=2e-5),
         replace(CONFIG, num_heads=3, head_dim=16, num_kv_heads=1),
+        replace(CONFIG, rope=RopeConfig(kind="yarn", factor=8.0)),
+        replace(CONFIG, rope=RopeConfig(rotary_fraction=0.5)),
+        replace(CONFIG, sliding_window=8),
+        replace(CONFIG, rope_local=RopeConfig(100.0)),
+        replace(CONFIG, activation="gelu_tanh"),
+        replace(CONFIG, qk_norm=True),
+        replace(CONFIG, post_norms=True),
+        replace(CONFIG, embedding_scale=2.0),
+        replace(CONFIG, query_scale=0.5),
+        replace(CONFIG, output_bias=True),
     ],
-    ids=["theta", "llama3", "factors", "eps", "heads"],
 )
 def test_other_arithmetic_is_another_model(config: ModelConfig) -> None:
     assert model_fingerprint(config, [b"weights"], b"tokenizer") != BASE
@@ -60,6 +70,29 @@ def test_other_arithmetic_is_another_model(config: ModelConfig) -> None:
 )
 def test_other_bytes_are_another_model(weights: list[bytes], tokenizer: bytes) -> None:
     assert model_fingerprint(CONFIG, weights, tokenizer) != BASE
+
+
+def test_every_field_of_a_rope_counts() -> None:
+    changes: dict[str, Any] = {
+        **dict.fromkeys(("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), 3.5),
+        **dict.fromkeys(("rotary_fraction", "attention_factor", "mscale", "mscale_all_dim"), 0.5),
+        **dict.fromkeys(("freq_factors", "short_factors", "long_factors"), (1.0,) * 4),
+        "kind": "linear",
+        "original_context": 9,
+        "truncate": False,
+    }
+    assert set(changes) == {field.name for field in fields(RopeConfig)}
+    prints = {
+        model_fingerprint(replace(CONFIG, rope=replace(RopeConfig(), **{name: value})), [b"w"], b"t")
+        for name, value in changes.items()
+    }
+    assert len(prints) == len(changes)
+
+
+def test_which_layers_are_windowed_counts() -> None:
+    marks = [(True, False, True, False), (False, True, False, True), ()]
+    configs = [replace(CONFIG, sliding_window=8, windowed_layers=mark) for mark in marks]
+    assert len({model_fingerprint(config, [b"w"], b"t") for config in configs}) == 3
 
 
 def test_what_does_not_change_kv_does_not_count() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from model_files import edit_json
 
-from kvblend.engine.config import BadModelFile, UnsupportedModel
+from kvblend.engine.config import BadModelFile, ModelConfig, UnsupportedModel
 from kvblend.engine.loaders.load import digest_file, load_model
 
 CPU = torch.device("cpu")
@@ -98,3 +98,15 @@ def test_a_files_digest_is_that_of_its_bytes(tmp_path: Path) -> None:
 def test_the_room_itself_imports_no_torch() -> None:
     code = "import sys, kvblend.engine.loaders; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_check_sees_the_shape_before_any_weight_is_read(llama_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_nothing(*_: object) -> None:
+        pytest.fail("weights were read")
+
+    def refuse(config: ModelConfig) -> None:
+        raise LookupError(f"{config.num_layers} layers")
+
+    monkeypatch.setattr("kvblend.engine.loaders.load.build_weights", read_nothing)
+    with pytest.raises(LookupError, match="3 layers"):
+        load_model(llama_gguf, torch.float32, CPU, refuse)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from model_files import dense_logits, reference_from_gguf, reference_logits, relative_error, save_llama
+from gguf_files import reference_from_gguf
+from model_files import dense_logits, reference_logits, relative_error, save_llama
 from tiny_models import tiny_config, tiny_model
 
 from kvblend.engine.loaders.load import load_model
@@ -81,3 +82,35 @@ def test_a_narrow_norm_rounds_where_transformers_rounds() -> None:
     norm.weight.data.copy_(weight)
     rows = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     assert torch.equal(model._norm(rows, weight), norm(rows))
+
+
+def test_keys_are_normed_per_head_and_not_rotated() -> None:
+    model = tiny_model(tiny_config(qk_norm=True))
+    q, k, _ = model.project(0, model.embed(torch.tensor([5, 5, 9])))
+    assert torch.equal(k[0], k[1])
+    layer = model.weights.layers[0]
+    for rows, weight in ((q, layer.q_norm), (k, layer.k_norm)):
+        assert weight is not None
+        assert torch.allclose((rows / weight).square().mean(-1), torch.ones(rows.shape[:2]).double(), atol=1e-3)
+
+
+def test_embeddings_are_scaled_by_a_number_rounded_to_the_dtype() -> None:
+    scale = 27.3
+    model = tiny_model(tiny_config(embedding_scale=scale), dtype=torch.bfloat16)
+    ids = torch.tensor([1, 2])
+    assert torch.equal(model.embed(ids), model.weights.embedding[ids] * torch.tensor(scale).bfloat16())
+
+
+def test_a_norm_in_float32_rounds_where_gemma_rounds() -> None:
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+
+    model = tiny_model(tiny_config(hidden_size=64, post_norms=True, qk_norm=True), dtype=torch.bfloat16)
+    norm = Gemma3RMSNorm(64, eps=model.config.rms_norm_eps)
+    norm.weight.data.copy_(model.weights.norm - 1.0)
+    rows = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    assert torch.equal(model._norm(rows, norm.weight.data + 1.0), norm(rows))
+
+
+@pytest.mark.parametrize(("given", "want"), [(None, 8**-0.5), (0.3, 0.3)])
+def test_the_scale_of_scores_may_be_given(given: float | None, want: float) -> None:
+    assert tiny_model(tiny_config(query_scale=given)).scale == want

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from tiny_models import Bench, DictSource, Run, random_ids, tiny_model
@@ -9,6 +11,7 @@ from tiny_models import Bench, DictSource, Run, random_ids, tiny_model
 from kvblend.engine.layout import PromptLayout, Reuse, SegmentKind
 from kvblend.engine.selectors.base import Observation, Pass, Passes, SelectionContext
 from kvblend.engine.selectors.query import QuerySelector
+from kvblend.engine.selectors.spec import ResidualName, SelectorSpec
 
 KIND = SegmentKind
 SYSTEM, A, B, C = (random_ids(n, 30 + n) for n in (6, 17, 21, 12))
@@ -67,10 +70,10 @@ def test_scores_count_the_question_and_not_a_missed_chunk(bench: Bench) -> None:
     assert rows_layers_heads * float(norms.min()) < total < rows_layers_heads * float(norms.max())
 
 
-@pytest.mark.parametrize("residual", [None, "mean", "distance", "ridge"])
+@pytest.mark.parametrize("residual", get_args(ResidualName))
 @pytest.mark.parametrize("missing", [False, True])
-def test_question_guided_at_ratio_one_equals_full_prefill(bench: Bench, residual: str | None, missing: bool) -> None:
-    got = run(bench, QuerySelector(residual=residual), ratio=1.0, missing=missing)  # type: ignore[arg-type]
+def test_question_guided_at_ratio_one_equals_full_prefill(bench: Bench, residual: ResidualName, missing: bool) -> None:
+    got = run(bench, QuerySelector(SelectorSpec("query", residual=residual)), ratio=1.0, missing=missing)
     want = bench.full(got.sequence.plan.layout)
     assert torch.allclose(got.k, want.k, rtol=0, atol=1e-9)
     assert torch.allclose(got.logits, want.logits, rtol=0, atol=1e-8)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_models import tiny_config
 
 from kvblend.engine.config import RopeConfig
-from kvblend.engine.rope import RopeTable, rotate, rotate_into
+from kvblend.engine.rope import TABLES_MAX, RopeBook, RopeTable, rotate, rotate_into
 
 CPU = torch.device("cpu")
 TABLE = RopeTable(tiny_config(), torch.float64, CPU)
@@ -63,3 +63,78 @@ def test_narrow_rows_are_rotated_in_float32() -> None:
     assert cos.dtype == torch.float32
     wide = rotate(ROWS.to(torch.bfloat16).float(), cos, sin).to(torch.bfloat16)
     assert torch.equal(rotate(ROWS.to(torch.bfloat16), cos, sin), wide)
+
+
+YARN = RopeConfig(1e4, "yarn", 4.0, original_context=32)
+LONG = RopeConfig(
+    1e4, "longrope", 4.0, original_context=32, rotary_fraction=0.5, short_factors=(1.0, 1.2), long_factors=(1.0, 9.0)
+)
+
+
+@pytest.mark.parametrize("rope", [RopeConfig(), YARN, LONG, RopeConfig(rotary_fraction=0.25)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_inverse_undoes_a_rotation(rope: RopeConfig, dtype: torch.dtype) -> None:
+    table = RopeTable(tiny_config(rope=rope), dtype, CPU)
+    positions = torch.tensor([40, 200])
+    turned = rotate(ROWS.to(dtype), *table.gather(positions))
+    assert torch.allclose(rotate(turned, *table.gather_inverse(positions)), ROWS.to(dtype), atol=1e-5)
+
+
+def test_the_magnitude_multiplies_what_is_rotated() -> None:
+    table = RopeTable(tiny_config(rope=YARN), torch.float64, CPU)
+    turned = rotate(ROWS, *table.gather(torch.tensor([0, 9])))
+    assert torch.allclose(turned.norm(dim=1), ROWS.norm(dim=1) * YARN.magnitude)
+    assert YARN.magnitude > 1.1
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_what_is_behind_the_rotated_part_of_a_head_stays(into: bool) -> None:
+    table = RopeTable(tiny_config(rope=LONG), torch.float64, CPU)
+    cos, sin = table.gather(torch.tensor([7, 30]))
+    turned = torch.empty_like(ROWS) if into else rotate(ROWS, cos, sin)
+    if into:
+        rotate_into(turned, ROWS, cos, sin)
+    assert torch.equal(turned[:, 4:], ROWS[:, 4:])
+    assert not torch.allclose(turned[:, :4], ROWS[:, :4])
+    assert torch.allclose(turned[:, :4], rotate(ROWS[:, :4], cos, sin))
+
+
+def test_a_book_builds_no_longer_table_than_needed() -> None:
+    book = RopeBook(tiny_config(context_length=1 << 20), torch.float32, CPU)
+    assert [book.tables(10, length)[0].length for length in (10, 2048, 2049)] == [2048, 2048, 4096]
+
+
+def test_a_book_keeps_within_the_context_but_for_what_is_asked() -> None:
+    book = RopeBook(tiny_config(context_length=512), torch.float32, CPU)
+    assert [book.tables(10, length)[0].length for length in (10, 520)] == [512, 520]
+
+
+def test_a_table_is_built_once() -> None:
+    book = RopeBook(tiny_config(), torch.float32, CPU)
+    assert book.tables(10, 20)[0] is book.tables(300, 400)[0]
+
+
+def test_windowed_layers_share_the_table_unless_they_have_their_own() -> None:
+    one, other = RopeBook(tiny_config(), torch.float32, CPU).tables(9, 9)
+    assert one is other
+    local = tiny_config(rope_local=RopeConfig(100.0))
+    one, other = RopeBook(local, torch.float32, CPU).tables(9, 9)
+    assert torch.equal(other.cos, RopeTable(tiny_config(rope=RopeConfig(100.0)), torch.float32, CPU).cos)
+    assert not torch.equal(one.cos, other.cos)
+
+
+def test_the_length_of_the_prompt_chooses_the_table_and_not_the_positions() -> None:
+    book = RopeBook(tiny_config(rope=LONG), torch.float32, CPU)
+    short, long = book.tables(32, 400)[0], book.tables(33, 400)[0]
+    assert not torch.equal(short.cos, long.cos)
+    assert book.tables(1, 20)[0] is short
+    assert book.tables(300, 400)[0] is long
+
+
+def test_few_tables_of_a_rope_by_length_are_kept() -> None:
+    book = RopeBook(tiny_config(rope=RopeConfig(kind="dynamic", factor=4.0, original_context=32)), torch.float32, CPU)
+    first = book.tables(33, 100)[0]
+    assert book.tables(33, 100)[0] is first
+    for length in range(34, 34 + TABLES_MAX):
+        book.tables(length, 100)
+    assert book.tables(33, 100)[0] is not first

@@ -9,6 +9,7 @@ import torch
 from tiny_models import CPU, Bench, DictSource, random_ids, tiny_model
 
 from kvblend.engine.attention.sdpa import SdpaBackend
+from kvblend.engine.contrast import contrast
 from kvblend.engine.kv import PAGE_TOKENS, KVExhausted, SlabPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
 from kvblend.engine.output import OutputText
@@ -49,7 +50,7 @@ def spec(
     store: bool = False,
 ) -> SequenceSpec:
     plan = BlendPlan.of(LAYOUT, marks, ratio)
-    selector = DivergenceSelector(1, "k") if plan.budget else PlainSelector()
+    selector = DivergenceSelector() if plan.budget else PlainSelector()
     size = LAYOUT.num_tokens + tokens
     if store:
         return SequenceSpec(name, plan, selector, size, source, captures)
@@ -217,3 +218,47 @@ def test_bad_logits_fail_their_sequence_alone(monkeypatch: pytest.MonkeyPatch) -
     good, bad = tick(runner, "good", "bad")
     assert (good.status, good.token_id) == ("sampled", expected)
     assert (bad.status, bad.error) == ("failed", "logits of row 0 are NaN")
+
+
+def stored_twice(rows: int = 1000) -> tuple[Runner, TickResult]:
+    """A runner that has computed CHUNK behind SYSTEM and OTHER, and again behind SYSTEM alone."""
+    layout = PromptLayout.of([(KIND.SYSTEM, SYSTEM), (KIND.SYSTEM, OTHER), (KIND.CHUNK, CHUNK)])
+    plan = BlendPlan.of(layout, (Reuse.FRESH,) * 3, 0.0)
+    runner = new_runner()
+    runner.start(SequenceSpec("r", plan, PlainSelector(), layout.num_tokens, captures=(1, 2), contrast=1))
+    return runner, finish(runner, rows=rows)
+
+
+@pytest.mark.parametrize("rows", [1000, 4])
+def test_a_contrast_is_that_of_two_separate_computings(rows: int) -> None:
+    runner, result = stored_twice(rows)
+    assert result.status == "prefilled"
+    bench, config = Bench(MODEL), MODEL.config
+    warm, plain = bench.payloads((*SYSTEM, *OTHER), CHUNK), bench.payloads(SYSTEM, CHUNK)
+    wanted = contrast(warm, plain, config.num_kv_heads, config.head_dim, MODEL.dtype)
+    for got, want in zip(runner.payloads("r", 2), wanted, strict=True):
+        floats = [torch.frombuffer(payload, dtype=torch.float32) for payload in (got, want)]
+        torch.testing.assert_close(*floats, rtol=1e-3, atol=1e-5)
+
+
+def test_what_stands_before_a_contrasted_chunk_is_captured_as_ever() -> None:
+    runner, _ = stored_twice()
+    for got, want in zip(runner.payloads("r", 1), Bench(MODEL).payloads(SYSTEM, OTHER), strict=True):
+        floats = [torch.frombuffer(payload, dtype=torch.float32) for payload in (got, want)]
+        torch.testing.assert_close(*floats, rtol=1e-4, atol=1e-5)
+
+
+def test_the_figures_of_a_contrast_are_those_of_its_prompt() -> None:
+    _, result = stored_twice()
+    assert result.figures is not None
+    assert result.figures.tokens_fresh == len(SYSTEM) + len(OTHER) + len(CHUNK)
+
+
+def test_a_cancel_between_the_two_computings_is_kept() -> None:
+    layout = PromptLayout.of([(KIND.SYSTEM, SYSTEM), (KIND.SYSTEM, OTHER), (KIND.CHUNK, CHUNK)])
+    plan = BlendPlan.of(layout, (Reuse.FRESH,) * 3, 0.0)
+    runner = new_runner()
+    runner.start(SequenceSpec("r", plan, PlainSelector(), layout.num_tokens, captures=(2,), contrast=1))
+    assert tick(runner, "r")[0].status == "running"
+    runner.flag_cancelled("r")
+    assert tick(runner, "r")[0].status == "cancelled"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from attention_cases import Case, assert_close, attention_cases, make_case
@@ -47,7 +49,8 @@ def test_neighbouring_rows_across_a_tile_border(rows: int) -> None:
 def test_sparse_rows_equal_the_same_rows_of_a_dense_causal_pass(case: Case, offset: int) -> None:
     rows = case.k.shape[1]
     dense = make_case(list(range(rows)), case.q.shape[1], case.k.shape[0], case.q.shape[2], seed=offset)
-    sparse = Case(case.positions, dense.q[case.positions], dense.k, dense.v, dense.scale)
+    dense = replace(dense, window=case.window)
+    sparse = replace(dense, positions=case.positions, q=dense.q[case.positions])
     assert_close(sparse.run(SdpaBackend(16)), dense.run(SdpaBackend())[case.positions].double())
 
 
@@ -70,6 +73,30 @@ def test_rows_from_zero_take_the_causal_kernel() -> None:
 def test_tiles_end_their_keys_at_their_last_row() -> None:
     plan = SdpaBackend(2).prepare(torch.tensor([1, 4, 9, 30, 31]), CPU, torch.float32)
     assert [(tile.start, tile.end, tile.keys) for tile in plan.tiles] == [(0, 2, 5), (2, 4, 31), (4, 5, 32)]
+
+
+def test_keys_outside_every_window_are_not_read() -> None:
+    case = make_case([*range(40, 60), 80], window=6)
+    before = case.run(SdpaBackend(8))
+    case.k[:, :35], case.v[:, :35] = torch.nan, torch.nan
+    assert torch.equal(case.run(SdpaBackend(8)), before)
+
+
+def test_tiles_start_where_the_window_of_their_first_row_does() -> None:
+    plan = SdpaBackend(2).prepare(torch.tensor([1, 4, 9, 30, 31]), CPU, torch.float32, 5)
+    assert [(tile.first, tile.keys) for tile in plan.tiles] == [(0, 5), (5, 31), (27, 32)]
+
+
+@pytest.mark.parametrize(("window", "causal"), [(8, False), (9, True), (100, True)])
+def test_a_window_that_hides_nothing_takes_the_causal_kernel(window: int, causal: bool) -> None:
+    assert SdpaBackend().prepare(torch.arange(9), CPU, torch.float32, window).causal == causal
+
+
+def test_a_single_row_with_a_window_reads_its_window() -> None:
+    case = make_case([30], window=4)
+    (tile,) = SdpaBackend().prepare(case.positions, CPU, torch.float32, 4).tiles
+    assert (tile.first, tile.keys, tile.mask) == (27, 31, None)
+    assert_close(case.run(SdpaBackend()), case.reference())
 
 
 def test_one_plan_serves_every_layer() -> None:

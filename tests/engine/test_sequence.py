@@ -213,6 +213,16 @@ def test_charged_ratio_counts_the_question_beyond_its_first_pass() -> None:
 
 def test_tokens_are_reused_recomputed_or_fresh() -> None:
     sequence = start()
+    sequence.end_pass()
     assert sequence.count_tokens() == (8, 0, 5)
-    sequence.charges.cached_row_layers = LAYERS * 2
+
+
+def test_recomputed_are_the_cached_rows_that_went_through_the_last_layer() -> None:
+    sequence = start()
+    cached = sequence.context.cached_rows
+    wide = Pass(range(2), torch.cat((cached, sequence.context.fresh_rows)).sort().values)
+    narrow = Pass(range(2, LAYERS), torch.cat((cached[:2], sequence.context.fresh_rows)).sort().values)
+    sequence = start(Listed(wide, narrow))
+    sequence.end_pass()
+    sequence.end_pass()
     assert sequence.count_tokens() == (6, 2, 5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_files import reference_from_gguf
+from gguf_files import reference_from_gguf
 from tiny_models import Bench, DictSource, Run
 
 from kvblend.engine.layout import PromptLayout, Reuse, SegmentKind

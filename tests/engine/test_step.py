@@ -2,74 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
-from tiny_models import Bench, DictSource, Run, random_ids, tiny_config, tiny_model
+from blends import LAYOUTS, QUESTION, SYSTEM, A, B, C, D, assert_equal, blend, prompt
+from tiny_models import Bench, DictSource, random_ids, tiny_config, tiny_model
 
 from kvblend.engine.config import RopeConfig
-from kvblend.engine.layout import PromptLayout, Reuse, SegmentKind
-from kvblend.engine.selectors.base import Pass, Passes, SelectionContext, Selector, merge_rows, top_rows
+from kvblend.engine.layout import Reuse
+from kvblend.engine.selectors.base import Pass, Passes, SelectionContext, merge_rows, top_rows
 from kvblend.engine.selectors.divergence import DivergenceSelector
 from kvblend.engine.selectors.plain import PlainSelector
 from kvblend.engine.step import WorkItem
-
-SYSTEM = random_ids(7, 1)
-A, B, C, D = (random_ids(n, 10 + n) for n in (19, 23, 16, 11))
-QUESTION = random_ids(9, 2)
-KIND = SegmentKind
-TOLERANCE = 1e-9
 
 
 @pytest.fixture(scope="module")
 def bench() -> Bench:
     return Bench(tiny_model())
-
-
-def prompt(chunks: Sequence[Sequence[int]], question: Sequence[int] = QUESTION) -> PromptLayout:
-    return PromptLayout.of([(KIND.SYSTEM, SYSTEM), *((KIND.CHUNK, c) for c in chunks), (KIND.QUESTION, question)])
-
-
-def blend(
-    bench: Bench,
-    layout: PromptLayout,
-    missing: Sequence[int] = (),
-    ratio: float = 1.0,
-    selector: Selector | None = None,
-    rows_max: int = 1 << 30,
-    bare: bool = False,
-) -> Run:
-    """Every chunk but the `missing` ones (by order) from the store, the system segment too."""
-    payloads, reuse = {0: bench.payloads((), SYSTEM)}, [Reuse.EXACT]
-    for order, (_, segment) in enumerate(layout.chunks()):
-        if order in missing:
-            reuse.append(Reuse.FRESH)
-            continue
-        exact = order == 0 and not bare
-        payloads[segment.start] = bench.payloads(() if bare else SYSTEM, segment.token_ids)
-        reuse.append(Reuse.EXACT if exact else Reuse.CACHED)
-    reuse.append(Reuse.FRESH)
-    sequence = bench.start(layout, reuse, ratio, selector or DivergenceSelector(), DictSource(payloads))
-    return bench.finish(sequence, rows_max)
-
-
-def assert_equal(got: Run, want: Run) -> None:
-    assert (got.logits - want.logits).abs().max() <= TOLERANCE * want.logits.abs().max()
-    assert (got.k - want.k).abs().max() <= TOLERANCE * want.k.abs().max()
-    assert (got.v - want.v).abs().max() <= TOLERANCE * want.v.abs().max()
-
-
-LAYOUTS = {
-    "reordered hits": (prompt([C, A, B]), ()),
-    "miss in the middle": (prompt([A, B, C]), (1,)),
-    "first chunk missing": (prompt([A, B, C]), (0,)),
-    "same chunk twice": (prompt([A, B, A]), ()),
-    "same chunk twice in a row": (prompt([A, A]), ()),
-    "one-token question": (prompt([B, A], QUESTION[:1]), ()),
-    "all misses": (prompt([A, B]), (0, 1)),
-    "single chunk": (prompt([A]), ()),
-}
 
 
 @pytest.mark.parametrize("bare", [False, True])

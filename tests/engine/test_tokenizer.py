@@ -92,6 +92,29 @@ def test_an_end_token_is_control_though_not_marked_special() -> None:
     assert SIZE not in tokenizer.encode("STOP", special=False)
 
 
+def test_a_begin_token_is_control_though_not_marked_special() -> None:
+    data = json.loads(tokenizer_json())
+    data["added_tokens"].append(added(SIZE, "<s>", special=False))
+    tokenizer = Tokenizer(json.dumps(data), bos_id=SIZE, eos_ids=(2,), add_bos=True)
+    assert SIZE not in tokenizer.encode("<s>", special=False)
+
+
+@pytest.mark.parametrize("tag", ["<td>", "</h2>", "<s>"])
+def test_a_tag_of_html_is_vocabulary_and_shown(tag: str) -> None:
+    tokenizer = with_added(added(SIZE, tag, special=False))
+    assert tokenizer.encode(f"{tag}a", special=False)[0] == SIZE
+    assert tokenizer.decode([SIZE]) == tag
+
+
+def test_padding_and_truncation_of_the_file_are_forgotten() -> None:
+    library = tokenizers.Tokenizer.from_str(tokenizer_json())
+    library.enable_padding(length=50)
+    library.enable_truncation(max_length=2)
+    tokenizer = Tokenizer(library.to_str(), bos_id=1, eos_ids=(2,), add_bos=False)
+    for special in (True, False):
+        assert tokenizer.encode("abcde fghij", special=special) == BYTE_LEVEL.encode("abcde fghij", special=special)
+
+
 def test_an_added_word_is_vocabulary_for_documents_too() -> None:
     assert with_added(added(SIZE, "covid", special=False)).encode("covid", special=False) == [SIZE]
 

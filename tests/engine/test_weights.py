@@ -56,6 +56,40 @@ def test_biases_are_absent_where_the_model_has_none() -> None:
     assert (layer.qkv_bias, layer.output_bias, layer.gate_up_bias, layer.down_bias) == (None, None, None, None)
 
 
+def test_the_output_projection_may_have_no_bias_where_the_others_have_one() -> None:
+    config = tiny_config(attention_bias=True, output_bias=False)
+    assert "model.layers.0.self_attn.o_proj.bias" not in expected_shapes(config)
+    layer = build_weights(config, tensors_of(config).__getitem__, torch.float64, CPU).layers[0]
+    assert layer.qkv_bias is not None
+    assert layer.output_bias is None
+
+
+def test_norms_of_heads_and_of_outputs_are_read() -> None:
+    config = tiny_config(qk_norm=True, post_norms=True)
+    tensors = tensors_of(config)
+    layer = build_weights(config, tensors.__getitem__, torch.float64, CPU).layers[1]
+    found = {
+        "self_attn.q_norm": layer.q_norm,
+        "self_attn.k_norm": layer.k_norm,
+        "post_attention_layernorm": layer.post_attention_norm,
+        "pre_feedforward_layernorm": layer.mlp_norm,
+        "post_feedforward_layernorm": layer.post_mlp_norm,
+    }
+    for name, tensor in found.items():
+        assert tensor is not None
+        assert torch.equal(tensor, tensors[f"model.layers.1.{name}.weight"])
+
+
+@pytest.mark.parametrize(("post_norms", "kept"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_norms_with_a_folded_one_stay_in_float32(post_norms: bool, kept: torch.dtype) -> None:
+    config = tiny_config(post_norms=post_norms, qk_norm=True)
+    weights = build_weights(config, tensors_of(config).__getitem__, torch.bfloat16, CPU)
+    layer = weights.layers[0]
+    assert layer.q_norm is not None
+    assert {t.dtype for t in (weights.norm, layer.attention_norm, layer.mlp_norm, layer.q_norm)} == {kept}
+    assert layer.qkv.dtype == torch.bfloat16
+
+
 def test_an_untied_head_is_its_own() -> None:
     config = tiny_config(tie_embeddings=False)
     tensors = tensors_of(config)

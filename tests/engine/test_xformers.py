@@ -34,7 +34,7 @@ def attend_like_the_kernel(
     assert attn_bias.shape == (batch, heads, rows, keys)
     assert all(stride % 8 == 0 for stride in attn_bias.stride()[:-1]), attn_bias.stride()
     assert all(tensor.stride(-1) == 1 for tensor in (query, key, value, attn_bias))
-    assert attn_bias.storage_offset() % 8 == 0
+    assert all(tensor.storage_offset() % 8 == 0 for tensor in (attn_bias, key, value))
     scores = torch.einsum("bmhk,bnhk->bhmn", query, key).float() * scale + attn_bias.float()
     return torch.einsum("bhmn,bnhk->bmhk", scores.softmax(-1).to(value.dtype), value).contiguous()
 
@@ -60,6 +60,13 @@ def test_rows_across_a_group_border(rows: int) -> None:
     assert_close(case.run(backend()), case.reference())
 
 
+def test_keys_outside_every_window_are_not_read() -> None:
+    case = make_case([*range(40, 60), 80], window=6)
+    before = case.run(backend(8))
+    case.k[:, :32], case.v[:, :32] = torch.nan, torch.nan
+    assert torch.equal(case.run(backend(8)), before)
+
+
 def test_keys_after_a_row_do_not_matter() -> None:
     case = make_case([1, 5, 6], spare_keys=3)
     before = case.run(backend(2))
@@ -67,11 +74,15 @@ def test_keys_after_a_row_do_not_matter() -> None:
     assert torch.equal(case.run(backend(2)), before)
 
 
-@given(row_positions(), st.integers(0, 9), st.integers(1, 4))
-def test_the_bias_is_the_mask_by_positions_with_aligned_rows(positions: list[int], spare: int, times: int) -> None:
-    keys = positions[-1] + 1 + spare
-    bias = repeat_rows(build_bias(torch.tensor(positions), keys, CPU, torch.float32), times)
-    visible = torch.arange(keys)[None, :] <= torch.tensor(positions)[:, None]
+@given(row_positions(), st.integers(0, 9), st.integers(1, 4), st.none() | st.integers(1, 130))
+def test_the_bias_is_the_mask_by_positions_with_aligned_rows(
+    positions: list[int], spare: int, times: int, window: int | None
+) -> None:
+    keys, rows = positions[-1] + 1 + spare, torch.tensor(positions)[:, None]
+    bias = repeat_rows(build_bias(torch.tensor(positions), keys, CPU, torch.float32, 0, window), times)
+    visible = torch.arange(keys)[None, :] <= rows
+    if window is not None:
+        visible &= rows - window < torch.arange(keys)[None, :]
     assert torch.equal(bias == 0, visible.repeat(times, 1))
     assert torch.equal(bias == -torch.inf, ~visible.repeat(times, 1))
     assert bias.stride(0) % 8 == 0

@@ -19,13 +19,14 @@ class Case:
     k: torch.Tensor
     v: torch.Tensor
     scale: float
+    window: int | None = None
 
     def run(self, backend: AttentionBackend) -> torch.Tensor:
-        plan = backend.prepare(self.positions, self.q.device, self.q.dtype)
+        plan = backend.prepare(self.positions, self.q.device, self.q.dtype, self.window)
         return backend.attend(plan, self.q, self.k, self.v, self.scale)
 
     def reference(self) -> torch.Tensor:
-        return reference_attention(self.positions, self.q, self.k, self.v, self.scale)
+        return reference_attention(self.positions, self.q, self.k, self.v, self.scale, self.window)
 
 
 def make_case(
@@ -36,6 +37,7 @@ def make_case(
     spare_keys: int = 0,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    window: int | None = None,
 ) -> Case:
     """Keys and values are views of a slab with more slots than keys, as in a running sequence."""
     generator = torch.Generator().manual_seed(seed)
@@ -45,7 +47,8 @@ def make_case(
         return torch.randn(shape, generator=generator).to(dtype)
 
     k, v = (normal(kv_heads, keys + 5, head_dim)[:, :keys] for _ in range(2))
-    return Case(torch.tensor(positions), 2.0 * normal(len(positions), heads, head_dim), k, v, head_dim**-0.5)
+    q = 2.0 * normal(len(positions), heads, head_dim)
+    return Case(torch.tensor(positions), q, k, v, head_dim**-0.5, window)
 
 
 @st.composite
@@ -80,6 +83,7 @@ def attention_cases(draw: st.DrawFn, dtype: torch.dtype = torch.float32) -> Case
         spare_keys=draw(st.sampled_from([0, 1, 7])),
         seed=draw(st.integers(0, 1 << 16)),
         dtype=dtype,
+        window=draw(st.one_of(st.none(), st.integers(1, 130))),
     )
 
 

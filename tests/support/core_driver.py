@@ -6,6 +6,7 @@ import itertools
 from typing import Any, Literal, TypeVar
 
 from kvblend.actors.core import events as ev
+from kvblend.actors.core.conditioning import Conditioning
 from kvblend.actors.core.entry import Entry
 from kvblend.actors.core.limits import Limits
 from kvblend.actors.core.planning import segment_keys
@@ -33,7 +34,7 @@ def generate(
     """A question over these chunks, behind `SYSTEM`."""
     parts = [(KIND.SYSTEM, SYSTEM), *((KIND.CHUNK, chunk) for chunk in chunks), (KIND.QUESTION, QUESTION)]
     layout = PromptLayout.of(parts)
-    keys = segment_keys(layout, mode, "system", "m", "")
+    keys = segment_keys(layout, mode, Conditioning(), "m", "")
     sampling = Sampling(max_tokens=max_tokens)
     return ev.Job(name, "generate", layout, keys, mode, ratio, BlendOptions(), sampling, on_miss)
 

@@ -65,6 +65,11 @@ class ModelLoader:
                 self.captured -= {key for key in self.captured if key[0] == name}
             case ev.StoreSegment() as command:
                 self._take_captured(command)
+            case ev.DropChunks(name, segments, _):
+                leases = self.loads[name].leases if name in self.loads else {}
+                dropped = {leases[index] for index in segments if index in leases}
+                self.stored -= dropped
+                self.forgotten |= dropped
         return True
 
     def _take_captured(self, command: ev.StoreSegment) -> None:

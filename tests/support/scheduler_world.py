@@ -16,7 +16,7 @@ from model_actors import ModelBlender, ModelLoader
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.limits import Limits
-from kvblend.actors.core.planning import segment_keys
+from kvblend.actors.core.planning import segment_keys, storing_layout
 from kvblend.actors.core.scheduler import SchedulerState
 from kvblend.actors.messages import MODES, BlendOptions, Failed, Finished, Sampling
 from kvblend.engine.layout import PromptLayout, SegmentKind
@@ -79,15 +79,11 @@ class SchedulerWorld:
         self.tell(ev.Submitted(job, 0.0))
 
     def _store_job(self, name: str, system: tuple[int, ...], ids: tuple[int, ...]) -> ev.Job:
-        behind = system if self.limits.conditioning == "system" else ()
-        own = ChunkKey.of("m", "", behind, ids)
-        parts, keys = [(KIND.CHUNK, ids)], [ev.SegmentKeys(((own, True),), keep=own)]
-        if behind:
-            above = ChunkKey.of("m", "", (), behind)
-            parts.insert(0, (KIND.SYSTEM, behind))
-            keys.insert(0, ev.SegmentKeys(((above, True),), keep=above))
-        layout = PromptLayout.of(parts)
-        return ev.Job(name, "precompute", layout, tuple(keys), "blend", 0.0, BlendOptions(), Sampling())
+        behind = self.limits.conditioning.parts(system, len(ids))
+        replace = self.chance.random() < 0.2
+        own = ChunkKey.of("m", "", self.limits.conditioning.behind(system, len(ids)), ids)
+        layout, keys = storing_layout(behind, ids, own, len(behind), replace=replace)
+        return ev.Job(name, "precompute", layout, keys, "blend", 0.0, BlendOptions(), Sampling(), replace=replace)
 
     def cancel(self, deadline: bool) -> None:
         if self.jobs:
@@ -150,7 +146,7 @@ class SchedulerWorld:
         """An ingest that says "stored" must be right."""
         job = self.jobs.get(name)
         if job is not None and job.kind == "precompute" and isinstance(event, Finished) and event.reason == "stop":
-            key = job.keys[-1].lookup[0][0]
+            key = job.stored_key
             assert key in self.loader.stored | self.loader.forgotten, f"{name} is said to be stored"
             assert [chunk.id for chunk in event.chunks] == [key.id]
 
@@ -158,7 +154,7 @@ class SchedulerWorld:
         match command:
             case ev.Emit():
                 pass
-            case ev.Lookup() | ev.StartLoading() | ev.StoreSegment() | ev.Release():
+            case ev.Lookup() | ev.StartLoading() | ev.StoreSegment() | ev.Release() | ev.DropChunks():
                 if "loader" not in self.dead:
                     self.loader.inbox.append(command)
                 elif not isinstance(command, ev.Release):

@@ -18,7 +18,14 @@ TEXTS = (
     "in winter the ice held the wheel fast and the town was silent until the thaw came down the valley. " * 2,
     "the mayor kept the key of the sluice and let nobody near it, not even the miller himself. " * 2,
 )
-SETTINGS: dict[str, Any] = {"system": "be brief.", "blend_min_tokens": 1, "kv_tokens_max": 8192, "debug": True}
+# random weights have no quality that a gate could judge
+SETTINGS: dict[str, Any] = {
+    "system": "be brief.",
+    "blend_min_tokens": 1,
+    "kv_tokens_max": 8192,
+    "debug": True,
+    "gate": "off",
+}
 
 
 @asynccontextmanager

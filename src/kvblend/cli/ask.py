@@ -27,7 +27,9 @@ def ask_server(url: str, model: str | None, question: Question, *, as_json: bool
 
 def ask_here(settings: Settings, question: Question, *, as_json: bool) -> None:
     """Ask a system of this process; what is wrong with the question is said before a model is loaded."""
-    check_question(question, settings.model)
+    from kvblend.actors.selection import merge_selection
+
+    merge_selection(settings, check_question(question, settings.model).blend)
     name, path = resolve_model(settings.model)
     _ask(open_local(settings, name, path), question, as_json=as_json)
 

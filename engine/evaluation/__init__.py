@@ -1,0 +1,1 @@
+"""Quality: questions, probes, metrics against a full prefill, the gate of a model."""

@@ -1,0 +1,136 @@
+"""The KV of an evaluation's chunks, in memory: computed behind the text that a conditioning stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from kvblend.engine.capture import Capture
+from kvblend.engine.contrast import contrast
+from kvblend.engine.evaluation.forcing import ForcedSequence, Prefilled
+from kvblend.engine.kv import KVPool
+from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
+from kvblend.engine.recommended import Conditioning
+from kvblend.engine.selectors.base import Selector
+from kvblend.engine.selectors.plain import PlainSelector
+from kvblend.engine.step import Step, WorkItem
+
+Payloads = list[memoryview]
+_ALL_ROWS = 1 << 30
+
+
+class PayloadSource:
+    """A LayerSource over payloads that are all there: first position of a segment -> one payload per layer."""
+
+    def __init__(self, payloads: Mapping[int, Payloads]) -> None:
+        self._payloads = payloads
+
+    def take(self, layer: int) -> Sequence[tuple[int, memoryview]]:
+        """Every segment's payload of this layer."""
+        return [(start, layers[layer]) for start, layers in self._payloads.items()]
+
+
+class Prefiller:
+    """Runs one prompt at a time on a model, outside any scheduler."""
+
+    def __init__(self, step: Step, pool: KVPool) -> None:
+        self.step = step
+        self.pool = pool
+
+    @torch.inference_mode()
+    def run(
+        self,
+        plan: BlendPlan,
+        selector: Selector,
+        payloads: Mapping[int, Payloads] | None = None,
+        captures: Sequence[int] = (),
+        tokens_extra: int = 0,
+    ) -> Prefilled:
+        """Prefill a prompt to its first token's logits, keeping slots for `tokens_extra` more.
+
+        `payloads` holds the KV of reused segments by their first position, `captures` the segments whose KV is kept.
+        The caller gives the slab back with `release`.
+        """
+        model, layout = self.step.model, plan.layout
+        config = model.config
+        spans = [(layout.segments[index].start, layout.segments[index].end) for index in captures]
+        capture = None
+        if spans:
+            capture = Capture(spans, config.num_layers, config.num_kv_heads, config.head_dim, model.dtype)
+        slab = self.pool.reserve(layout.num_tokens + tokens_extra)
+        try:
+            source = PayloadSource(payloads or {})
+            state = ForcedSequence.start("evaluation", plan, selector, slab, config.num_layers, source, capture)
+            outcome = self.step.run([WorkItem(state, _ALL_ROWS)])[0]
+            while outcome.status == "running":
+                outcome = self.step.run([WorkItem(state, _ALL_ROWS)])[0]
+            if outcome.hidden is None:
+                raise RuntimeError(f"the prefill ended as {outcome.status}")
+            return Prefilled(self.step, state, model.logits(outcome.hidden[None])[0])
+        except BaseException:
+            self.pool.release(slab)
+            raise
+
+    def release(self, done: Prefilled) -> None:
+        """Give a prompt's KV slots back."""
+        self.pool.release(done.slab)
+
+
+class ChunkKV:
+    """Computes chunks' KV behind a conditioning. What stands before them is computed once and kept.
+
+    `system` are the ids before the first document of every prompt (may be empty), `warm` those of the unrelated text.
+    """
+
+    def __init__(self, prefiller: Prefiller, system: Sequence[int], warm: Sequence[int]) -> None:
+        self._prefiller = prefiller
+        self._texts: dict[Conditioning, list[Sequence[int]]] = {
+            "bare": [],
+            "system": [system] if system else [],
+            "warm": [*([system] if system else []), warm],
+        }
+        self._kept: dict[tuple[int, ...], Payloads] = {}
+
+    def compute(self, conditioning: Conditioning, ids: Sequence[int]) -> Payloads:
+        """One payload per layer of the chunk `ids`; "warm" is the contrast of the two contexts, as the server's is."""
+        if conditioning != "warm":
+            return self._behind(self._texts[conditioning], ids)
+        model = self._prefiller.step.model
+        config, texts = model.config, (self._texts["warm"], self._texts["system"])
+        warm, plain = (self._behind(text, ids) for text in texts)
+        return contrast(warm, plain, config.num_kv_heads, config.head_dim, model.dtype)
+
+    def tokens_before(self, conditioning: Conditioning) -> int:
+        """How many tokens a chunk is computed behind."""
+        return sum(map(len, self._texts[conditioning]))
+
+    def system_payloads(self) -> Payloads | None:
+        """The KV of what stands before the first document; None where nothing does."""
+        texts = self._texts["system"]
+        return self._prefix(texts) if texts else None
+
+    def _prefix(self, texts: Sequence[Sequence[int]]) -> Payloads:
+        """The KV of the last of `texts`, behind the others."""
+        key = tuple(token for text in texts for token in text)
+        if key not in self._kept:
+            self._kept[key] = self._behind(texts[:-1], texts[-1])
+        return self._kept[key]
+
+    def _behind(self, texts: Sequence[Sequence[int]], ids: Sequence[int]) -> Payloads:
+        layout = PromptLayout.of([(SegmentKind.CHUNK, text) for text in (*texts, ids)])
+        payloads = {layout.segments[i].start: self._prefix(texts[: i + 1]) for i in range(len(texts))}
+        plan = BlendPlan.of(layout, [*[Reuse.EXACT] * len(texts), Reuse.FRESH], 0.0)
+        done = self._prefiller.run(plan, PlainSelector(), payloads, captures=(len(texts),))
+        try:
+            return captured(done, 0)
+        finally:
+            self._prefiller.release(done)
+
+
+def captured(done: Prefilled, index: int) -> Payloads:
+    """The payloads of the prefill's capture number `index`."""
+    capture = done.state.capture
+    if capture is None:
+        raise ValueError("nothing was captured")
+    return capture.payloads(index)
