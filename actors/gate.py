@@ -165,7 +165,8 @@ def begin_checks(settings: Settings, engine: Engine) -> Iterator[GateCheck | Non
     setting = GateSetting(
         settings.selection, budget_ratio(settings, BlendOptions()), conditioning, settings.gate_kl_max
     )
-    return ModelGate(engine.runner.step, prompts, warm_ids(engine.tokenizer), setting).checks()
+    warm = warm_ids(engine.tokenizer, engine.config.context_length)
+    return ModelGate(engine.runner.step, prompts, warm, setting).checks()
 
 
 def next_piece(checks: Iterator[GateCheck | None]) -> GateCheck | Literal["more", "end"]:

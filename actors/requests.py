@@ -75,8 +75,9 @@ def check_neighbours(request: Generate, settings: Settings) -> None:
 
 def server_conditioning(settings: Settings, engine: Engine) -> Conditioning:
     """What a server with these settings computes chunks behind, in tokens of its model."""
-    warm = warm_ids(engine.tokenizer) if settings.conditioning in ("warm", "neighbours") else ()
-    return Conditioning(settings.conditioning, warm, min(engine.config.context_length, settings.kv_tokens_max))
+    context, kind = engine.config.context_length, settings.conditioning
+    warm = warm_ids(engine.tokenizer, context) if kind in ("warm", "neighbours") else ()
+    return Conditioning(kind, warm, min(context, settings.kv_tokens_max))
 
 
 def check_sampling(sampling: Sampling, settings: Settings) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from kvblend.engine.capture import payload_tensors, tensor_bytes
 
-WARM_SHARE = 0.7
+WARM_SHARE = 0.65
 
 
 def contrast(

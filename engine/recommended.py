@@ -22,4 +22,4 @@ def recommended(ratio: float) -> Recommendation:
     """The setting to use when `ratio` (0..1) of the cached rows are recomputed. ValueError outside of that."""
     if not 0.0 <= ratio <= 1.0:
         raise ValueError(f"ratio is {ratio}; it must lie in 0..1")
-    return Recommendation("warm", SelectorSpec(selector="query"))
+    return Recommendation("warm", SelectorSpec(selector="sensitive", probes=0.25, residual="distance"))

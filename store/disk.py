@@ -104,12 +104,12 @@ class DiskTier:
         return self._root / CHUNKS_NAME / name[:2] / (name + CHUNK_SUFFIX)
 
     async def write(self, key: ChunkKey, packed_ids: bytes, layers: Sequence[memoryview]) -> IndexRow:
-        """Write a chunk's file and make it durable. `layers` are payloads of `KVShape.layer_bytes` bytes.
+        """Write a chunk's file and make it durable. `layers` are payloads of one of `KVShape.layer_lengths`.
 
         Raises StoreWriteFailed, with no file of this chunk left behind.
         """
         checksums = await self._io.compute(_checksum_all, layers)
-        header, region = build_header(key, packed_ids, self._shape, checksums)
+        header, region = build_header(key, packed_ids, self._shape, checksums, len(layers[0]))
         target = self.path_of(key.digest)
         temp = target.with_suffix(TEMP_SUFFIX)
         leftover = temp

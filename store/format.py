@@ -20,6 +20,7 @@ ALIGNMENT_BYTES = 4096
 HEADER_BYTES_MAX = 16 << 20
 """The longest header region that is read or written: room for about four million tokens."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+TOKEN_FLOAT_BYTES = 4
 SHAPE_MAX = {"num_layers": 4096, "num_kv_heads": 65536, "head_dim": 65536}
 
 _PREAMBLE = struct.Struct("<8sII")
@@ -50,6 +51,11 @@ class KVShape:
     def layer_bytes(self, num_tokens: int) -> int:
         """Bytes of one layer's payload: K then V, each `[num_kv_heads, num_tokens, head_dim]`."""
         return 2 * self.num_kv_heads * num_tokens * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    def layer_lengths(self, num_tokens: int) -> tuple[int, int]:
+        """The lengths that a layer may have: K and V alone, or with one float32 per token behind them."""
+        kv = self.layer_bytes(num_tokens)
+        return kv, kv + TOKEN_FLOAT_BYTES * num_tokens
 
 
 class LayerSpan(NamedTuple):
@@ -103,18 +109,22 @@ def checksum(data: Buffer) -> bytes:
 
 
 def build_header(
-    key: ChunkKey, packed_ids: bytes, shape: KVShape, checksums: Sequence[bytes]
+    key: ChunkKey, packed_ids: bytes, shape: KVShape, checksums: Sequence[bytes], length: int | None = None
 ) -> tuple[ChunkHeader, bytes]:
     """The header of a new chunk, and the bytes of its header region (a multiple of the alignment).
 
-    `checksums[i]` is the `checksum` of layer i's payload. Raises ValueError for a count of checksums that is not the
-    number of layers, for no tokens, and for a header above `HEADER_BYTES_MAX`.
+    `checksums[i]` is the `checksum` of layer i's payload of `length` bytes (None: K and V alone). Raises ValueError for a count of checksums
+    that is not the number of layers, for no tokens, for a length that a layer cannot have, and for a header above
+    `HEADER_BYTES_MAX`.
     """
     if len(checksums) != shape.num_layers:
         raise ValueError(f"{len(checksums)} checksums for {shape.num_layers} layers")
     if not packed_ids:
         raise ValueError("a chunk has at least one token")
-    length = shape.layer_bytes(len(packed_ids) // TOKEN_BYTES)
+    allowed = shape.layer_lengths(len(packed_ids) // TOKEN_BYTES)
+    length = allowed[0] if length is None else length
+    if length not in allowed:
+        raise ValueError(f"a layer has {length} bytes; it must have {allowed[0]} or {allowed[1]}")
     spans = tuple(LayerSpan(index * align(length), length, value) for index, value in enumerate(checksums))
     values = (
         key.fingerprint, key.salt, key.conditioning, packed_ids, shape.num_layers, shape.num_kv_heads, shape.head_dim,
@@ -194,12 +204,20 @@ def _build_from(fields: dict[str, Any], data_start: int) -> ChunkHeader:
         shape = KVShape(*(fields[name] for name in ("num_layers", "num_kv_heads", "head_dim", "dtype")))
     except ValueError as error:
         raise ChunkDamaged(f"its header is wrong: {error}") from None
-    length = shape.layer_bytes(len(packed_ids) // TOKEN_BYTES)
     rows = fields["layers"]
     if type(rows) is not list or len(rows) != shape.num_layers:
         raise ChunkDamaged(f"its header does not list {shape.num_layers} layers")
+    length = _read_length(rows[0], shape.layer_lengths(len(packed_ids) // TOKEN_BYTES))
     spans = tuple(_read_span(row, index, length) for index, row in enumerate(rows))
     return ChunkHeader(key, packed_ids, shape, spans, data_start)
+
+
+def _read_length(first: object, allowed: tuple[int, int]) -> int:
+    """The length of all layers, as the first one's entry has it."""
+    length = first[1] if type(first) is list and len(first) == 3 else None
+    if type(length) is not int or length not in allowed:
+        raise ChunkDamaged(f"layer 0 does not have {allowed[0]} or {allowed[1]} bytes")
+    return length
 
 
 def _read_span(row: object, index: int, length: int) -> LayerSpan:

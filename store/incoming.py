@@ -33,11 +33,13 @@ def check_ids(key: ChunkKey, token_ids: Sequence[int], fingerprint: str) -> byte
 
 
 def check_layers(layers: Sequence[Buffer], shape: KVShape, num_tokens: int) -> list[memoryview]:
-    """The payloads as flat bytes, not copied. ValueError for a wrong number of layers, or one of the wrong size."""
+    """The payloads as flat bytes, not copied, all of one length that `KVShape.layer_lengths` allows; or ValueError."""
     if len(layers) != shape.num_layers:
         raise ValueError(f"layers has {len(layers)} entries; the model has {shape.num_layers} layers")
-    wanted = shape.layer_bytes(num_tokens)
+    allowed = shape.layer_lengths(num_tokens)
     views = [memoryview(layer) for layer in layers]
+    # the first one says whether anything stands behind K and V; the others must agree
+    wanted = views[0].nbytes if views[0].nbytes in allowed else allowed[0]
     for index, view in enumerate(views):
         if view.nbytes != wanted or not view.c_contiguous:
             raise ValueError(f"layers[{index}] has {view.nbytes} bytes; it must have {wanted}, without gaps")

@@ -43,8 +43,8 @@ class Conditioning:
 
     @property
     def warms(self) -> bool:
-        """Whether chunks are computed behind the warm text where they fit."""
-        return self.kind in ("warm", "neighbours")
+        """Whether chunks are computed behind the warm text where they fit. A small context has no room for any."""
+        return bool(self.warm) and self.kind in ("warm", "neighbours")
 
     def fits(self, system: Ids, tokens: int) -> bool:
         """Whether a chunk of this many tokens fits behind system prompt and warm text."""

@@ -88,13 +88,13 @@ class ChunkKV:
         self._texts: dict[Conditioning, list[Sequence[int]]] = {
             "bare": [],
             "system": [system] if system else [],
-            "warm": [*([system] if system else []), warm],
+            "warm": [text for text in (system, warm) if text],
         }
         self._kept: dict[tuple[int, ...], Payloads] = {}
 
     def compute(self, conditioning: Conditioning, ids: Sequence[int]) -> Payloads:
         """One payload per layer of the chunk `ids`; "warm" is the contrast of the two contexts, as the server's is."""
-        if conditioning != "warm":
+        if conditioning != "warm" or self._texts["warm"] == self._texts["system"]:
             return self._behind(self._texts[conditioning], ids)
         model = self._prefiller.step.model
         config, texts = model.config, (self._texts["warm"], self._texts["system"])

@@ -56,7 +56,7 @@ class Examiner:
         pool = SlabPool(model.config, 4 * model.config.context_length, model.dtype, model.device)
         self._prefiller = Prefiller(Step(model, backend), pool)
         system = instruction_ids(loaded.tokenizer, loaded.template)
-        self._chunks = ChunkKV(self._prefiller, system, warm_ids(loaded.tokenizer))
+        self._chunks = ChunkKV(self._prefiller, system, warm_ids(loaded.tokenizer, model.config.context_length))
         self._eos = frozenset((*loaded.tokenizer.eos_ids, *model.config.eos_ids))
 
     def prepare(self, questions: Sequence[Question], runs: Sequence[Run]) -> list[PreparedQuestion]:

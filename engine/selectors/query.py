@@ -18,6 +18,9 @@ from kvblend.engine.selectors.base import (
 from kvblend.engine.selectors.picking import Picker
 from kvblend.engine.selectors.spec import SelectorSpec
 
+# attention decides too much with 1, too little with 2 (docs/quality.md)
+SENSITIVITY_POWER = 1.5
+
 
 class QuerySelector:
     """Rows that receive most attention from the question's rows, weighted by the norm of their V.
@@ -62,4 +65,4 @@ def question_attention(
     if not sensitive or seen.sensitivity is None:
         return scores
     weights = seen.sensitivity[context.cached_rows]
-    return scores * torch.where(weights.isnan(), weights.nanmean(), weights).nan_to_num(1.0)
+    return scores * torch.where(weights.isnan(), weights.nanmean(), weights).nan_to_num(1.0) ** SENSITIVITY_POWER

@@ -54,6 +54,11 @@ def test_the_label_says_what_it_became(kind: ConditioningKind, tokens: int, labe
     assert rule(kind, 10).label(SYSTEM, tokens) == label
 
 
+def test_where_no_passage_fits_into_the_context_warm_is_system() -> None:
+    empty = Conditioning("warm", (), 100)
+    assert (empty.label(SYSTEM, 5), empty.behind(SYSTEM, 5)) == ("system", SYSTEM)
+
+
 def test_without_a_system_prompt_the_warm_text_stands_alone() -> None:
     assert rule("warm").parts((), 5) == (WARM,)
 

@@ -29,20 +29,21 @@ MILL, BRIDGE, BELL = Document("the mill turned"), Document("by the river", title
 NEAR = replace(MILL, behind=(BRIDGE, BELL))
 STORING = Generate("r", (), (MILL, BRIDGE), sampling=Sampling(max_tokens=5), generate=False)
 HEAD = system_ids(TOKENIZER, TEMPLATE, "be brief.")
-WARM = warm_ids(TOKENIZER)
+CONTEXT = 8192
+WARM = warm_ids(TOKENIZER, CONTEXT)
 
 
 def ids_of(document: Document) -> tuple[int, ...]:
     return chunk_ids(TOKENIZER, document.title, document.text)
 
 
-def builder(context: int = 2048, conditioning: str = "warm", **settings: Any) -> JobBuilder:
+def builder(context: int = CONTEXT, conditioning: str = "warm", **settings: Any) -> JobBuilder:
     config = tiny_config(context_length=context)
     engine = Engine(cast(Runner, None), config, TOKENIZER, TEMPLATE, "print", "float32", "none")
     return JobBuilder(Settings(system="be brief.", conditioning=cast(Any, conditioning), **settings), engine)
 
 
-def stored(*documents: Document, context: int = 2048, conditioning: str = "warm", **settings: Any) -> list[Job]:
+def stored(*documents: Document, context: int = CONTEXT, conditioning: str = "warm", **settings: Any) -> list[Job]:
     names = [f"s{index}" for index in range(len(documents))]
     return builder(context, conditioning, **settings).stores(replace(STORING, documents=documents), {}, names)
 
@@ -65,11 +66,10 @@ def test_what_a_warm_server_stores_is_what_an_answer_looks_up_first() -> None:
     assert (exact[1], own) == (True, (stored(BRIDGE)[0].stored_key, False))
 
 
-@pytest.mark.parametrize("limit", ["context", "kv_tokens_max"])
-def test_a_document_too_long_for_the_warm_text_falls_back_and_says_so(limit: str) -> None:
+def test_a_document_too_long_for_the_warm_text_falls_back_and_says_so() -> None:
     room = len(HEAD) + len(WARM) + len(ids_of(MILL))
     for less, label in ((0, "warm"), (1, "system")):
-        job = stored(MILL, **cast(Any, {limit: room - less}))[0]
+        job = stored(MILL, kv_tokens_max=room - less)[0]
         assert job.conditioning == label
         assert job.note.startswith("documents[0]: too long") == bool(less)
     assert job.stored_key == ChunkKey.of("print", "", HEAD, ids_of(MILL))

@@ -6,13 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_files import save_llama
 from small_system import TEXTS, answer, request, running
 
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import Document, Finished
 from kvblend.actors.system import System
 
+# its quarter must hold some of the warm text
+CONTEXT = 8192
 SHUFFLED = (TEXTS[2], TEXTS[0], TEXTS[3], TEXTS[1])
+
+
+@pytest.fixture(scope="module")
+def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "wide"
+    return save_llama(folder, num_hidden_layers=4, max_position_embeddings=CONTEXT)
 
 
 async def ingest(system: System, texts: Any, name: str = "i", **changes: Any) -> Finished:
@@ -46,6 +55,22 @@ async def test_the_warm_text_is_computed_and_stored_once(tiny_model_path: Path, 
         stats = system.store_stats()
         # system prompt, warm text, four chunks; nothing is written twice
         assert (stats.chunks, stats.writes) == (6, 6)
+
+
+async def test_warm_chunks_are_stored_with_their_sensitivity_and_chosen_by_it(
+    tiny_model_path: Path, tmp_path: Path
+) -> None:
+    sizes = {}
+    for conditioning in ("system", "warm"):
+        folder = tmp_path / conditioning
+        async with running(tiny_model_path, store=folder, conditioning=conditioning) as system:
+            await ingest(system, [TEXTS[0]])
+        sizes[conditioning] = max(path.stat().st_size for path in (folder / "chunks").rglob("*.kvc"))
+        async with running(tiny_model_path, store=folder, conditioning=conditioning, selector="sensitive") as system:
+            _, end = await answer(system, "a", SHUFFLED, recompute_ratio=0.5)
+        assert end.reason in ("stop", "length")
+        assert end.usage.chunk_hits == 1
+    assert sizes["warm"] > sizes["system"]
 
 
 async def test_missed_chunks_are_computed_warm_after_the_answer(tiny_model_path: Path, tmp_path: Path) -> None:
@@ -143,8 +168,8 @@ async def test_one_document_twice_in_an_ingest_with_neighbours_is_stored(tiny_mo
 async def test_a_document_too_long_for_the_warm_text_is_stored_and_the_usage_says_so(
     tiny_model_path: Path, tmp_path: Path
 ) -> None:
-    async with running(tiny_model_path, store=tmp_path / "s", conditioning="warm", kv_tokens_max=1024) as system:
-        end = await ingest(system, ["the river and the mill. " * 60, "a bell."])
+    async with running(tiny_model_path, store=tmp_path / "s", conditioning="warm", kv_tokens_max=2304) as system:
+        end = await ingest(system, ["the river and the mill. " * 200, "a bell."])
     assert [chunk.conditioning for chunk in end.chunks] == ["system", "warm"]
     (note,) = end.usage.notes
     assert note.startswith("documents[0]: too long to be computed behind the warm text")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from model_files import tokenizer_json
 
 from kvblend.engine.conditioning import PASSAGES, WARM_TOKENS_MAX, warm_ids
@@ -12,24 +13,31 @@ from kvblend.engine.prompt import chunk_ids
 from kvblend.engine.tokenizer import Tokenizer
 
 # with another text or another cut every chunk that users have stored warm is lost
-SMOLLM2_TOKENS = 960
+SMOLLM2_TOKENS = 1735
 TOKENIZER = Tokenizer(tokenizer_json(), bos_id=1, eos_ids=(2,), add_bos=False)
+SIZES = [len(chunk_ids(TOKENIZER, *passage)) for passage in PASSAGES]
 
 
-def test_passages_are_tokenised_as_chunks_are() -> None:
-    first = chunk_ids(TOKENIZER, *PASSAGES[0])
-    assert warm_ids(TOKENIZER)[: len(first)] == first[:WARM_TOKENS_MAX]
+def joined(count: int) -> tuple[int, ...]:
+    """The ids of the first passages, each tokenised as a chunk is."""
+    return tuple(token for passage in PASSAGES[:count] for token in chunk_ids(TOKENIZER, *passage))
 
 
-def test_a_long_text_is_cut() -> None:
-    assert len(warm_ids(TOKENIZER)) == WARM_TOKENS_MAX == 900
+@pytest.mark.parametrize(("quarter", "passages"), [(SIZES[0] - 1, 0), (SIZES[0], 1), (sum(SIZES[:3]) + 1, 3)])
+def test_whole_passages_fill_a_quarter_of_the_context(quarter: int, passages: int) -> None:
+    assert warm_ids(TOKENIZER, 4 * quarter) == joined(passages)
 
 
-def test_the_embedded_model_reads_a_little_more_than_is_used(smollm2_path: Path) -> None:
+def test_no_context_is_large_enough_for_more_than_two_thousand_tokens() -> None:
+    assert sum(SIZES) > WARM_TOKENS_MAX == 2000
+    assert WARM_TOKENS_MAX - max(SIZES) < len(warm_ids(TOKENIZER, 1 << 30)) <= WARM_TOKENS_MAX
+
+
+def test_the_embedded_model_reads_all_of_it(smollm2_path: Path) -> None:
     with open_gguf(smollm2_path) as source:
-        whole = [token for passage in PASSAGES for token in chunk_ids(source.tokenizer, *passage)]
+        whole = tuple(token for passage in PASSAGES for token in chunk_ids(source.tokenizer, *passage))
         assert len(whole) == SMOLLM2_TOKENS
-        assert warm_ids(source.tokenizer) == tuple(whole[:WARM_TOKENS_MAX])
+        assert warm_ids(source.tokenizer, source.config.context_length) == whole
 
 
 def test_every_passage_has_a_title_and_no_two_share_one() -> None:

@@ -10,6 +10,7 @@ from tiny_models import Bench, DictSource, tiny_config, tiny_model
 from kvblend.engine.attention.sdpa import SdpaBackend
 from kvblend.engine.chat import ChatTemplate
 from kvblend.engine.conditioning import warm_ids
+from kvblend.engine.contrast import contrast
 from kvblend.engine.evaluation.chunk_kv import ChunkKV, Payloads
 from kvblend.engine.evaluation.examiner import CONTINUATION_TOKENS, Examiner
 from kvblend.engine.evaluation.methods import BASELINE, FULL, Run, plan_runs
@@ -24,7 +25,7 @@ from kvblend.engine.selectors.build import build_selector
 from kvblend.engine.selectors.plain import PlainSelector
 from kvblend.engine.tokenizer import Tokenizer
 
-MODEL = tiny_model(tiny_config(vocab_size=320, context_length=2048))
+MODEL = tiny_model(tiny_config(vocab_size=320, context_length=8192))
 DOCUMENTS = (("Mill", "The mill by the river."), ("Town", "The town is old."), ("", "The wheel turned all night."))
 QUESTION = Question(DOCUMENTS, "What turned?", ("the wheel",))
 
@@ -49,10 +50,16 @@ def expected_kl(loaded: LoadedModel, run: Run) -> list[float]:
     prepared, bench = prepare(loaded), Bench(MODEL)
     segments = prepared.layout.segments
     system = segments[0].token_ids
-    behind = {"bare": (), "system": system, "warm": (*system, *warm_ids(loaded.tokenizer))}[run.conditioning or "bare"]
+    warm = warm_ids(loaded.tokenizer, loaded.model.config.context_length)
+    assert warm
+    behind = () if run.conditioning == "bare" else system
     payloads = {0: bench.payloads((), system), segments[1].start: bench.payloads(system, segments[1].token_ids)}
     for segment in segments[2:4]:
         payloads[segment.start] = bench.payloads(behind, segment.token_ids)
+        if run.conditioning == "warm":
+            config, longer = MODEL.config, bench.payloads((*system, *warm), segment.token_ids)
+            shape = (config.num_kv_heads, config.head_dim, MODEL.dtype)
+            payloads[segment.start] = contrast(longer, payloads[segment.start], *shape)
     marks = [Reuse.EXACT, Reuse.EXACT, Reuse.CACHED, Reuse.CACHED, Reuse.FRESH]
     selector = build_selector(run.spec) if run.spec else PlainSelector()
     blend = bench.start(prepared.layout, marks, run.plan_ratio, selector, DictSource(payloads), extra=40)
@@ -67,7 +74,9 @@ def expected_kl(loaded: LoadedModel, run: Run) -> list[float]:
     return kl_per_position(*rows)
 
 
-@pytest.mark.parametrize("method", ["reuse", "warm:reuse", "bare:query", "divergence", "warm:query,residual=mean"])
+@pytest.mark.parametrize(
+    "method", ["reuse", "warm:reuse", "bare:query", "divergence", "warm:query,residual=mean", "warm:sensitive"]
+)
 def test_kl_is_that_of_the_blend_done_by_the_book(loaded: LoadedModel, method: str) -> None:
     (run,) = plan_runs([method], [0.2])
     found = examine(loaded, [run]).find(run.method, run.ratio)
@@ -134,8 +143,9 @@ def test_one_document_alone_is_exact(loaded: LoadedModel) -> None:
 
 
 def test_a_document_that_does_not_fit_behind_the_unrelated_text_is_named(
-    tiny_tokenizer: Tokenizer, chatml: ChatTemplate
+    tiny_tokenizer: Tokenizer, chatml: ChatTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kvblend.engine.evaluation.examiner.warm_ids", lambda *_: (5,) * 790)
     model = tiny_model(tiny_config(vocab_size=320, context_length=800))
     examiner = Examiner(LoadedModel(model, tiny_tokenizer, chatml, ""), SdpaBackend(), lambda: 0.0)
     examiner.prepare([QUESTION], plan_runs(["query"]))

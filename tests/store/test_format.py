@@ -195,3 +195,27 @@ def test_a_header_needs_tokens() -> None:
 def test_a_header_beyond_the_limit_is_refused() -> None:
     with pytest.raises(ValueError, match=str(HEADER_BYTES_MAX)):
         build_header(KEY, bytes(HEADER_BYTES_MAX), SHAPE, [bytes(32)] * 3)
+
+
+def weighted(length: int | None = None, tokens: int = len(IDS)) -> tuple[ChunkHeader, bytes]:
+    """A header of layers with a float32 per token behind K and V, or of another length."""
+    size = SHAPE.layer_bytes(tokens) + 4 * tokens if length is None else length
+    return build_header(KEY, pack_ids(IDS), SHAPE, [checksum(b"")] * 3, size)
+
+
+def test_a_layer_may_end_with_a_float_per_token() -> None:
+    built, region = weighted()
+    assert parse_header(region, built.file_bytes) == built
+    assert {span.length for span in built.layers} == {SHAPE.layer_bytes(len(IDS)) + 4 * len(IDS)}
+
+
+def test_without_such_floats_not_a_byte_of_the_header_changes() -> None:
+    plain = build_header(KEY, pack_ids(IDS), SHAPE, [checksum(b"")] * 3)
+    assert weighted(SHAPE.layer_bytes(len(IDS))) == plain
+
+
+@pytest.mark.parametrize("off", [-4, 4, 1])
+def test_any_other_length_is_refused(off: int) -> None:
+    kv = SHAPE.layer_bytes(len(IDS))
+    with pytest.raises(ValueError, match=f"it must have {kv} or {kv + 4 * len(IDS)}"):
+        weighted(kv + off if off < 0 else kv + 4 * len(IDS) + off)

@@ -58,6 +58,17 @@ def test_a_layer_of_wrong_size_is_refused(sample: Make, shape: KVShape) -> None:
         check_layers([*layers[:2], layers[2][:-1], layers[3]], shape, 5)
 
 
+def test_layers_may_have_a_float_per_token_behind_k_and_v(sample: Make, shape: KVShape) -> None:
+    layers = [layer + bytes(20) for layer in sample().layers]
+    assert [view.nbytes for view in check_layers(layers, shape, 5)] == [340] * 4
+
+
+def test_all_layers_or_none_have_a_float_per_token(sample: Make, shape: KVShape) -> None:
+    layers = sample().layers
+    with pytest.raises(ValueError, match=r"layers\[1\] has 340 bytes; it must have 320"):
+        check_layers([layers[0], layers[1] + bytes(20), *layers[2:]], shape, 5)
+
+
 def test_a_layer_with_gaps_is_refused(sample: Make, shape: KVShape) -> None:
     gappy = memoryview(bytearray(640))[::2]
     with pytest.raises(ValueError, match="without gaps"):
