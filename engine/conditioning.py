@@ -5,10 +5,13 @@ Its words end up in chunk keys by their token ids: with another text every chunk
 
 from __future__ import annotations
 
-from kvblend.engine.prompt import chunk_ids
+from collections.abc import Sequence
+
+from kvblend.engine.prompt import cut_chunk_ids
 from kvblend.engine.tokenizer import Tokenizer
 
-WARM_TOKENS_MAX = 2000
+WARM_TOKENS_MAX = 2048
+PASSAGE_TOKENS_MAX = 512
 PASSAGES: tuple[tuple[str, str], ...] = (
     (
         "Columnar basalt",
@@ -134,16 +137,20 @@ PASSAGES: tuple[tuple[str, str], ...] = (
 )
 
 
-def warm_ids(tokenizer: Tokenizer, context_length: int) -> tuple[int, ...]:
+def warm_ids(
+    tokenizer: Tokenizer, context_length: int, passages: Sequence[tuple[str, str]] = PASSAGES
+) -> tuple[int, ...]:
     """The text's token ids: whole passages, each tokenised alone as the documents of a prompt are.
 
-    As many as fit into 2,000 tokens and a quarter of `context_length`; of a very small context none. The text ends
-    where a passage does, because a document follows the end of another one in a prompt, too.
+    As many as fit into 2,048 tokens and a quarter of `context_length`; of a very small context none. The text ends
+    where a passage does, because a document follows the end of another one in a prompt, too. `passages` are
+    `(title, text)`; text in the manner of the corpus serves much better than the shipped one (docs/quality.md). Of one
+    longer than 512 tokens the end is left out.
     """
     limit = min(WARM_TOKENS_MAX, context_length // 4)
     ids: list[int] = []
-    for title, text in PASSAGES:
-        passage = chunk_ids(tokenizer, title, text)
+    for title, text in passages:
+        passage = cut_chunk_ids(tokenizer, title, text, PASSAGE_TOKENS_MAX)
         if len(ids) + len(passage) > limit:
             break
         ids += passage

@@ -78,6 +78,16 @@ def chunk_ids(tokenizer: Tokenizer, title: str, text: str, field: str = "documen
     return tuple(_encode(tokenizer, whole, f"{field}.text"))
 
 
+def cut_chunk_ids(tokenizer: Tokenizer, title: str, text: str, tokens_max: int) -> tuple[int, ...]:
+    """A document's ids, at most `tokens_max` of them; a longer one loses its end but keeps the empty line behind it."""
+    ids = chunk_ids(tokenizer, title, text)
+    if len(ids) <= tokens_max:
+        return ids
+    end = tokenizer.encode(DOCUMENT_END, special=False)
+    whole = tokenizer.encode((f"{title}\n" if title else "") + text, special=False)
+    return (*whole[: tokens_max - len(end)], *end)
+
+
 def _document_ids(tokenizer: Tokenizer, document: PromptDocument, field: str) -> tuple[int, ...]:
     ids = document.token_ids
     if ids is None:

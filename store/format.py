@@ -113,9 +113,9 @@ def build_header(
 ) -> tuple[ChunkHeader, bytes]:
     """The header of a new chunk, and the bytes of its header region (a multiple of the alignment).
 
-    `checksums[i]` is the `checksum` of layer i's payload of `length` bytes (None: K and V alone). Raises ValueError for a count of checksums
-    that is not the number of layers, for no tokens, for a length that a layer cannot have, and for a header above
-    `HEADER_BYTES_MAX`.
+    `checksums[i]` is the `checksum` of layer i's payload of `length` bytes (None: K and V alone). Raises ValueError for
+    a count of checksums that is not the number of layers, for no tokens, for a length that a layer cannot have, and for
+    a header above `HEADER_BYTES_MAX`.
     """
     if len(checksums) != shape.num_layers:
         raise ValueError(f"{len(checksums)} checksums for {shape.num_layers} layers")

@@ -39,7 +39,9 @@ def check_layers(layers: Sequence[Buffer], shape: KVShape, num_tokens: int) -> l
     allowed = shape.layer_lengths(num_tokens)
     views = [memoryview(layer) for layer in layers]
     # the first one says whether anything stands behind K and V; the others must agree
-    wanted = views[0].nbytes if views[0].nbytes in allowed else allowed[0]
+    if views[0].nbytes not in allowed:
+        raise ValueError(f"layers[0] has {views[0].nbytes} bytes; it must have {allowed[0]} or {allowed[1]}")
+    wanted = views[0].nbytes
     for index, view in enumerate(views):
         if view.nbytes != wanted or not view.c_contiguous:
             raise ValueError(f"layers[{index}] has {view.nbytes} bytes; it must have {wanted}, without gaps")

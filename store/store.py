@@ -105,8 +105,8 @@ class ChunkStore:
     async def put(self, key: ChunkKey, token_ids: Sequence[int], layers: Sequence[Buffer]) -> bool:
         """Store a chunk, durably when this returns; False when it was there already.
 
-        `layers[i]` is layer i's payload (K, then V, then in all layers or none a float32 per token). The buffers become
-        the store's: it serves them from memory without a copy (read-only ones are copied). Calls for one key run one after
+        `layers[i]` is layer i's payload (K, V, then in all layers or none a float32 per token). The buffers become the
+        store's: it serves them from memory without a copy (read-only ones are copied). Calls for one key run one after
         another, and a cancelled caller's write is finished all the same.
 
         Raises StoreWriteFailed when the chunk cannot be kept, ValueError when the arguments contradict each other.

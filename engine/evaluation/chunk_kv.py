@@ -80,24 +80,28 @@ class Prefiller:
 class ChunkKV:
     """Computes chunks' KV behind a conditioning. What stands before them is computed once and kept.
 
-    `system` are the ids before the first document of every prompt (may be empty), `warm` those of the unrelated text.
+    `system` are the ids before the first document of every prompt (may be empty), `warm` those of the unrelated text,
+    `corpus` those of such a text out of the corpus (where there is none, `warm` stands for it).
     """
 
-    def __init__(self, prefiller: Prefiller, system: Sequence[int], warm: Sequence[int]) -> None:
+    def __init__(
+        self, prefiller: Prefiller, system: Sequence[int], warm: Sequence[int], corpus: Sequence[int] = ()
+    ) -> None:
         self._prefiller = prefiller
         self._texts: dict[Conditioning, list[Sequence[int]]] = {
             "bare": [],
             "system": [system] if system else [],
             "warm": [text for text in (system, warm) if text],
+            "corpus": [text for text in (system, corpus or warm) if text],
         }
         self._kept: dict[tuple[int, ...], Payloads] = {}
 
     def compute(self, conditioning: Conditioning, ids: Sequence[int]) -> Payloads:
-        """One payload per layer of the chunk `ids`; "warm" is the contrast of the two contexts, as the server's is."""
-        if conditioning != "warm" or self._texts["warm"] == self._texts["system"]:
+        """One payload per layer of the chunk `ids`; behind an unrelated text it is that of two contexts, as served."""
+        if conditioning in ("bare", "system") or self._texts[conditioning] == self._texts["system"]:
             return self._behind(self._texts[conditioning], ids)
         model = self._prefiller.step.model
-        config, texts = model.config, (self._texts["warm"], self._texts["system"])
+        config, texts = model.config, (self._texts[conditioning], self._texts["system"])
         warm, plain = (self._behind(text, ids) for text in texts)
         return contrast(warm, plain, config.num_kv_heads, config.head_dim, model.dtype)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvblend.engine.attention.base import AttentionBackend
-from kvblend.engine.conditioning import warm_ids
+from kvblend.engine.conditioning import PASSAGES, warm_ids
 from kvblend.engine.evaluation.chunk_kv import ChunkKV, Payloads, Prefiller, captured
 from kvblend.engine.evaluation.forcing import Prefilled
 from kvblend.engine.evaluation.methods import BASELINE, FULL, Run
@@ -46,9 +46,18 @@ class _Reference:
 
 
 class Examiner:
-    """Evaluates methods on one model. `clock` gives seconds; only differences of it count."""
+    """Evaluates methods on one model. `clock` gives seconds; only differences of it count.
 
-    def __init__(self, loaded: LoadedModel, backend: AttentionBackend, clock: Callable[[], float]) -> None:
+    `passages` are `(title, text)` of the corpus, for the conditioning "corpus".
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        backend: AttentionBackend,
+        clock: Callable[[], float],
+        passages: Sequence[tuple[str, str]] = (),
+    ) -> None:
         model = loaded.model
         self._loaded = loaded
         self._clock = clock
@@ -56,7 +65,9 @@ class Examiner:
         pool = SlabPool(model.config, 4 * model.config.context_length, model.dtype, model.device)
         self._prefiller = Prefiller(Step(model, backend), pool)
         system = instruction_ids(loaded.tokenizer, loaded.template)
-        self._chunks = ChunkKV(self._prefiller, system, warm_ids(loaded.tokenizer, model.config.context_length))
+        context = model.config.context_length
+        warm, corpus = (warm_ids(loaded.tokenizer, context, texts) for texts in (PASSAGES, passages))
+        self._chunks = ChunkKV(self._prefiller, system, warm, corpus)
         self._eos = frozenset((*loaded.tokenizer.eos_ids, *model.config.eos_ids))
 
     def prepare(self, questions: Sequence[Question], runs: Sequence[Run]) -> list[PreparedQuestion]:

@@ -28,9 +28,16 @@ class OpenedModel:
 
 
 def open_model(
-    path: Path, dtype: str, device: str, threads: int, runs: Sequence[Run], clock: Callable[[], float]
+    path: Path,
+    dtype: str,
+    device: str,
+    threads: int,
+    runs: Sequence[Run],
+    clock: Callable[[], float],
+    passages: Sequence[tuple[str, str]] = (),
 ) -> OpenedModel:
-    """Load the model at `path`; `threads` 0 leaves torch's own choice, `clock` gives seconds.
+    """Load the model at `path`; `threads` 0 leaves torch's own choice, `clock` gives seconds,
+    `passages` are texts of the corpus (see `Examiner`).
 
     Raises BadSelection, before any weight is read, where a run names a layer that the model lacks; else what
     `assemble_engine` raises.
@@ -45,5 +52,5 @@ def open_model(
     model = engine.runner.model
     backend, _ = choose_backend("auto", model.device, model.dtype)
     loaded = LoadedModel(model, engine.tokenizer, engine.template, engine.fingerprint)
-    examiner = Examiner(loaded, backend, clock)
+    examiner = Examiner(loaded, backend, clock, passages)
     return OpenedModel(examiner, engine.fingerprint, engine.attention, torch.get_num_threads(), torch.__version__)

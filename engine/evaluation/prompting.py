@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvblend.engine.chat import ChatTemplate
 from kvblend.engine.evaluation.questions import BadData, Question
 from kvblend.engine.layout import PromptLayout
-from kvblend.engine.prompt import DOCUMENT_END, PromptDocument, PromptError, build_prompt, chunk_ids, system_ids
+from kvblend.engine.prompt import PromptDocument, PromptError, build_prompt, cut_chunk_ids, system_ids
 from kvblend.engine.tokenizer import Tokenizer
 
 SYSTEM = "Answer the question based on the given passages. Answer the question within 5 words."
@@ -29,24 +29,15 @@ def instruction_ids(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, 
     return system_ids(tokenizer, template, SYSTEM)
 
 
-def cut_chunk_ids(
-    tokenizer: Tokenizer, title: str, text: str, tokens_max: int = DOCUMENT_TOKENS_MAX
-) -> tuple[int, ...]:
-    """A document's ids, at most `tokens_max` of them; a longer one loses its end but keeps the empty line behind it."""
-    ids = chunk_ids(tokenizer, title, text)
-    if len(ids) <= tokens_max:
-        return ids
-    end = tokenizer.encode(DOCUMENT_END, special=False)
-    whole = tokenizer.encode((f"{title}\n" if title else "") + text, special=False)
-    return (*whole[: tokens_max - len(end)], *end)
-
-
 def prepare_question(
     tokenizer: Tokenizer, template: ChatTemplate, question: Question, index: int, tokens_max: int
 ) -> PreparedQuestion:
     """Lay out question number `index`. BadData where it has no tokens or does not fit `tokens_max` with an answer."""
     try:
-        documents = [PromptDocument(token_ids=cut_chunk_ids(tokenizer, *document)) for document in question.documents]
+        documents = [
+            PromptDocument(token_ids=cut_chunk_ids(tokenizer, title, text, DOCUMENT_TOKENS_MAX))
+            for title, text in question.documents
+        ]
         turns = [("user", f"Question: {question.question}")]
         layout = build_prompt(tokenizer, template, SYSTEM, turns, documents)  # type: ignore[arg-type]
     except PromptError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 DOCUMENTS_MAX = 6
 _SHOWN_CHARS = 60
@@ -15,11 +16,15 @@ class BadData(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`documents` are `(title, text)` in prompt order; `answers` holds at least one gold answer."""
+    """`documents` are `(title, text)` in prompt order; `answers` holds at least one gold answer.
+
+    `spare` are documents of its list that do not stand in the prompt.
+    """
 
     documents: tuple[tuple[str, str], ...]
     question: str
     answers: tuple[str, ...]
+    spare: tuple[tuple[str, str], ...] = ()
 
 
 def parse_questions(data: object) -> list[Question]:
@@ -34,11 +39,25 @@ def parse_questions(data: object) -> list[Question]:
     return [_parse_question(item, f"data[{index}]") for index, item in enumerate(data)]
 
 
+def pick_passages(asked: Sequence[Question], others: Sequence[Question], count: int) -> list[tuple[str, str]]:
+    """`count` documents of the corpus for chunks to be computed behind, none of which stands in a prompt of `asked`.
+
+    Taken from the lists of `others`, questions that are not asked; where these have too few, from what is left of the
+    lists of `asked`. In the order of their digests: no question has a say in it.
+    """
+    prompts = {document for question in asked for document in question.documents}
+    found: list[tuple[str, str]] = []
+    for group in ([d for q in others for d in (*q.documents, *q.spare)], [d for q in asked for d in q.spare]):
+        fitting = dict.fromkeys(document for document in group if document not in prompts and document not in found)
+        found += sorted(fitting, key=lambda document: sha256("\0".join(document).encode()).digest())
+    return found[:count]
+
+
 def _parse_question(item: object, where: str) -> Question:
     fields = _fields(item, where, ("ctxs", "question", "answers"))
     contexts = _filled_list(fields["ctxs"], f"{where}.ctxs", "context")
     documents = []
-    for index, context in enumerate(contexts[:DOCUMENTS_MAX]):
+    for index, context in enumerate(contexts):
         place = f"{where}.ctxs[{index}]"
         parts = _fields(context, place, ("title", "text"))
         if not isinstance(parts["title"], str):
@@ -46,7 +65,8 @@ def _parse_question(item: object, where: str) -> Question:
         documents.append((parts["title"], _text(parts["text"], f"{place}.text")))
     answers = _filled_list(fields["answers"], f"{where}.answers", "answer")
     texts = [_text(answer, f"{where}.answers[{index}]") for index, answer in enumerate(answers)]
-    return Question(tuple(documents), _text(fields["question"], f"{where}.question"), tuple(texts))
+    used, spare = documents[:DOCUMENTS_MAX], documents[DOCUMENTS_MAX:]
+    return Question(tuple(used), _text(fields["question"], f"{where}.question"), tuple(texts), tuple(spare))
 
 
 def _fields(item: object, where: str, names: tuple[str, ...]) -> Mapping[str, object]:

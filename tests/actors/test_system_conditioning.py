@@ -12,6 +12,7 @@ from small_system import TEXTS, answer, request, running
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import Document, Finished
 from kvblend.actors.system import System
+from kvblend.store.format import parse_header
 
 # its quarter must hold some of the warm text
 CONTEXT = 8192
@@ -28,6 +29,14 @@ async def ingest(system: System, texts: Any, name: str = "i", **changes: Any) ->
     _, end = await answer(system, name, texts, "", generate=False, **changes)
     await system.settle()
     return end
+
+
+def extra_bytes(store: Path, chunk_id: str) -> int:
+    """How many bytes stand behind K and V in each layer of a stored chunk."""
+    raw = (store / "chunks" / chunk_id[:2] / f"{chunk_id}.kvc").read_bytes()
+    header = parse_header(raw, len(raw))
+    (length,) = {span.length for span in header.layers}
+    return length - header.shape.layer_bytes(header.num_tokens)
 
 
 def near(text: str, *others: str) -> Document:
@@ -60,17 +69,21 @@ async def test_the_warm_text_is_computed_and_stored_once(tiny_model_path: Path, 
 async def test_warm_chunks_are_stored_with_their_sensitivity_and_chosen_by_it(
     tiny_model_path: Path, tmp_path: Path
 ) -> None:
-    sizes = {}
-    for conditioning in ("system", "warm"):
-        folder = tmp_path / conditioning
-        async with running(tiny_model_path, store=folder, conditioning=conditioning) as system:
-            await ingest(system, [TEXTS[0]])
-        sizes[conditioning] = max(path.stat().st_size for path in (folder / "chunks").rglob("*.kvc"))
-        async with running(tiny_model_path, store=folder, conditioning=conditioning, selector="sensitive") as system:
-            _, end = await answer(system, "a", SHUFFLED, recompute_ratio=0.5)
-        assert end.reason in ("stop", "length")
-        assert end.usage.chunk_hits == 1
-    assert sizes["warm"] > sizes["system"]
+    async with running(tiny_model_path, store=tmp_path, conditioning="warm") as system:
+        stored = await ingest(system, TEXTS)
+    assert [extra_bytes(tmp_path, chunk.id) for chunk in stored.chunks] == [4 * chunk.tokens for chunk in stored.chunks]
+    async with running(tiny_model_path, store=tmp_path, conditioning="warm", selector="sensitive") as system:
+        _, end = await answer(system, "a", SHUFFLED, recompute_ratio=0.5)
+    assert end.reason in ("stop", "length")
+    assert (end.usage.chunk_hits, end.usage.chunk_misses) == (3, 1)
+
+
+async def test_chunks_behind_the_system_prompt_are_stored_as_k_and_v_alone(
+    tiny_model_path: Path, tmp_path: Path
+) -> None:
+    async with running(tiny_model_path, store=tmp_path, conditioning="system") as system:
+        stored = await ingest(system, TEXTS)
+    assert [extra_bytes(tmp_path, chunk.id) for chunk in stored.chunks] == [0] * 4
 
 
 async def test_missed_chunks_are_computed_warm_after_the_answer(tiny_model_path: Path, tmp_path: Path) -> None:

@@ -48,6 +48,19 @@ def test_warm_is_the_contrast_of_the_unrelated_text_and_the_system_prompt(system
     assert [len(a) for a in found] == [len(b) for b in wanted]
 
 
+def test_passages_of_the_corpus_stand_for_the_shipped_text() -> None:
+    other = random_ids(20, 9)
+    chunks = ChunkKV(prefiller(), SYSTEM, WARM, other)
+    wanted = ChunkKV(prefiller(), SYSTEM, other).compute("warm", CHUNK)
+    torch.testing.assert_close(tensors(chunks.compute("corpus", CHUNK)), tensors(wanted))
+    assert not torch.equal(tensors(chunks.compute("warm", CHUNK)), tensors(wanted))
+
+
+def test_without_passages_of_the_corpus_the_shipped_text_is_taken() -> None:
+    chunks = ChunkKV(prefiller(), SYSTEM, WARM)
+    torch.testing.assert_close(tensors(chunks.compute("corpus", CHUNK)), tensors(chunks.compute("warm", CHUNK)))
+
+
 def test_without_a_system_prompt_nothing_stands_before_the_first_document() -> None:
     assert ChunkKV(prefiller(), (), WARM).system_payloads() is None
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from kvblend.engine.chat import ChatTemplate
-from kvblend.engine.evaluation.prompting import SYSTEM, cut_chunk_ids, instruction_ids, prepare_question
+from kvblend.engine.evaluation.prompting import SYSTEM, instruction_ids, prepare_question
 from kvblend.engine.evaluation.questions import BadData, Question
 from kvblend.engine.layout import SegmentKind
-from kvblend.engine.prompt import chunk_ids
+from kvblend.engine.prompt import chunk_ids, cut_chunk_ids
 from kvblend.engine.tokenizer import Tokenizer
 
 QUESTION = Question(
@@ -35,7 +35,9 @@ def test_a_long_answer_is_cut_to_32_tokens(tiny_tokenizer: Tokenizer, chatml: Ch
 
 
 def test_a_short_document_has_the_ids_it_is_stored_under(tiny_tokenizer: Tokenizer) -> None:
-    assert cut_chunk_ids(tiny_tokenizer, "Mill", "by the river") == chunk_ids(tiny_tokenizer, "Mill", "by the river")
+    assert cut_chunk_ids(tiny_tokenizer, "Mill", "by the river", 512) == chunk_ids(
+        tiny_tokenizer, "Mill", "by the river"
+    )
 
 
 def test_a_long_document_loses_its_end_but_not_the_empty_line(tiny_tokenizer: Tokenizer) -> None:
@@ -47,7 +49,7 @@ def test_a_long_document_loses_its_end_but_not_the_empty_line(tiny_tokenizer: To
 
 
 def test_a_document_is_cut_at_512_tokens(tiny_tokenizer: Tokenizer) -> None:
-    assert len(cut_chunk_ids(tiny_tokenizer, "", "zq " * 500)) == 512
+    assert len(cut_chunk_ids(tiny_tokenizer, "", "zq " * 500, 512)) == 512
 
 
 def test_a_prompt_beyond_the_context_is_refused_by_number(tiny_tokenizer: Tokenizer, chatml: ChatTemplate) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvblend.engine.evaluation.questions import BadData, Question, parse_questions
+from kvblend.engine.evaluation.questions import BadData, Question, parse_questions, pick_passages
 
 
 def item(**changes: Any) -> dict[str, Any]:
@@ -47,3 +47,30 @@ def test_the_first_six_contexts_count() -> None:
 def test_what_is_wrong_is_named(data: object, message: str) -> None:
     with pytest.raises(BadData, match=message):
         parse_questions(data)
+
+
+def asked(*documents: str, spare: tuple[str, ...] = ()) -> Question:
+    """A question over documents without titles."""
+    return Question(tuple(("", text) for text in documents), "q?", ("a",), tuple(("", text) for text in spare))
+
+
+def test_contexts_behind_the_sixth_are_kept_apart() -> None:
+    contexts = [{"title": "", "text": f"text {number}"} for number in range(8)]
+    (question,) = parse_questions([{"ctxs": contexts, "question": "q?", "answers": ["a"]}])
+    assert [text for _, text in question.spare] == ["text 6", "text 7"]
+
+
+def test_passages_come_from_questions_that_are_not_asked_and_stand_in_no_prompt() -> None:
+    found = pick_passages([asked("a", "b", spare=("c",))], [asked("b", "d", spare=("e",))], 9)
+    assert [text for _, text in found[:2]] in (["d", "e"], ["e", "d"])
+    assert [text for _, text in found[2:]] == ["c"]
+
+
+def test_no_question_has_a_say_in_the_order_of_passages() -> None:
+    others = [asked("d", "e"), asked("f", "g", "e")]
+    assert pick_passages([asked("a")], others, 3) == pick_passages([asked("b")], others[::-1], 3)
+
+
+def test_no_more_passages_than_wanted_are_picked_and_none_twice() -> None:
+    found = pick_passages([asked("a")], [asked("d", "e"), asked("e", "f")], 2)
+    assert len(found) == len(set(found)) == 2

@@ -26,6 +26,8 @@ from kvblend.store.keys import ChunkKey, pack_ids
 SHAPE = KVShape(3, 2, 4, "float32")
 IDS = (5, 6, 70000)
 KEY = ChunkKey.of("fp", "salt", (1,), IDS)
+# BLAKE3 of the file as it was written before layers could be longer
+PLAIN_FILE = "fad2fe6d7508dcab48e92f8751c963ed0c8527f793b5cd5f7054211375ea972c"
 PAYLOADS = [bytes([index]) * SHAPE.layer_bytes(len(IDS)) for index in range(3)]
 
 
@@ -219,3 +221,35 @@ def test_any_other_length_is_refused(off: int) -> None:
     kv = SHAPE.layer_bytes(len(IDS))
     with pytest.raises(ValueError, match=f"it must have {kv} or {kv + 4 * len(IDS)}"):
         weighted(kv + off if off < 0 else kv + 4 * len(IDS) + off)
+
+
+def test_a_file_of_k_and_v_alone_is_written_as_ever() -> None:
+    assert checksum(whole_file()).hex() == PLAIN_FILE
+
+
+def damaged(lengths: list[int]) -> str:
+    """What reading says of a header under a right checksum whose layers claim these lengths, packed one by one."""
+    fields, offset = good_fields(), 0
+    fields["layers"] = []
+    for length in lengths:
+        fields["layers"].append([offset, length, bytes(32)])
+        offset += align(length)
+    region = forge(fields)
+    with pytest.raises(ChunkDamaged) as caught:
+        parse_header(region, len(region) + offset)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("more", [-1, 1, 4, 11, 13, 24])
+def test_any_other_length_in_a_file_is_damage(more: int) -> None:
+    kv = SHAPE.layer_bytes(len(IDS))
+    assert damaged([kv + more] * 3) == f"layer 0 does not have {kv} or {kv + 12} bytes"
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize("longer", [True, False])
+def test_layers_of_different_lengths_in_a_file_are_damage(layer: int, longer: bool) -> None:
+    kv = SHAPE.layer_bytes(len(IDS))
+    usual, odd = (kv, kv + 12) if longer else (kv + 12, kv)
+    lengths = [odd if index == layer else usual for index in range(3)]
+    assert damaged(lengths) == f"layer {layer} does not have {usual} bytes"

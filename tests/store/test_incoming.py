@@ -69,6 +69,12 @@ def test_all_layers_or_none_have_a_float_per_token(sample: Make, shape: KVShape)
         check_layers([layers[0], layers[1] + bytes(20), *layers[2:]], shape, 5)
 
 
+@pytest.mark.parametrize("size", [319, 321, 324, 339, 341, 0])
+def test_a_length_that_no_layer_has_is_refused_with_both_that_one_may_have(shape: KVShape, size: int) -> None:
+    with pytest.raises(ValueError, match=rf"layers\[0\] has {size} bytes; it must have 320 or 340"):
+        check_layers([bytes(size)] * 4, shape, 5)
+
+
 def test_a_layer_with_gaps_is_refused(sample: Make, shape: KVShape) -> None:
     gappy = memoryview(bytearray(640))[::2]
     with pytest.raises(ValueError, match="without gaps"):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PROBES = "probes"
 PROBES_LIMIT = 200
+PASSAGES_MAX = 24
 TABLE_WIDTH = 120
 
 
@@ -51,15 +52,16 @@ def run_evaluation(order: EvalOrder) -> None:
     """Check everything, then load the model, run what is not done yet, and write the files that were asked for."""
     check_libraries(order.plot is not None)
     from kvblend.engine.evaluation.methods import plan_runs, split_methods
+    from kvblend.engine.evaluation.questions import pick_passages
 
     runs = plan_runs(split_methods(order.methods), parse_ratios(order.ratios))
-    questions = read_questions(order.data, order.limit, order.seed)
+    questions, others = read_questions(order.data, order.limit, order.seed)
     _check_places(order)
     from kvblend.cli.models import resolve_model
 
     name, path = resolve_model(order.model)
     console = Console(stderr=True)
-    results, facts = _examine(order, path, questions, runs, console)
+    results, facts = _examine(order, path, questions, pick_passages(questions, others, PASSAGES_MAX), runs, console)
     from kvblend.cli.partial import write_whole
     from kvblend.engine.evaluation.summary import summarise
 
@@ -93,8 +95,11 @@ def parse_ratios(texts: Sequence[str]) -> list[float]:
         raise BadInput(f"ratios: {bad!r} is not a number; give numbers in 0..1, joined by commas") from None
 
 
-def read_questions(data: str, limit: int | None, seed: int) -> list[Question]:
-    """The questions of a data file, or generated probes. BadInput or BadData says what is wrong, and where."""
+def read_questions(data: str, limit: int | None, seed: int) -> tuple[list[Question], list[Question]]:
+    """The questions to ask, of a data file or generated probes, and others of the same kind.
+
+    BadInput or BadData says what is wrong, and where.
+    """
     if limit is not None and limit < 1:
         raise BadInput(f"limit is {limit}; at least 1 question is needed")
     from kvblend.engine.evaluation.questions import parse_questions
@@ -102,7 +107,7 @@ def read_questions(data: str, limit: int | None, seed: int) -> list[Question]:
     if data == PROBES:
         from kvblend.engine.evaluation.probes import make_probes
 
-        return list(make_probes(seed, limit or PROBES_LIMIT))
+        return list(make_probes(seed, limit or PROBES_LIMIT)), list(make_probes(seed + 1, PASSAGES_MAX))
     path = Path(data)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -114,7 +119,8 @@ def read_questions(data: str, limit: int | None, seed: int) -> list[Question]:
         raise BadInput(f"{data} is not valid UTF-8: byte {error.start} is {error.object[error.start]:#04x}") from None
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{data} is not JSON: {error}") from None
-    return parse_questions(content)[:limit]
+    found = parse_questions(content)
+    return found[:limit], found[len(found) if limit is None else limit :]
 
 
 def raw_lines(results: Sequence[QuestionResult]) -> list[dict[str, Any]]:
@@ -148,16 +154,26 @@ def eval_progress(console: Console) -> Progress:
 
 
 def _examine(
-    order: EvalOrder, path: Path, questions: Sequence[Question], runs: Sequence[Run], console: Console
+    order: EvalOrder,
+    path: Path,
+    questions: Sequence[Question],
+    passages: Sequence[tuple[str, str]],
+    runs: Sequence[Run],
+    console: Console,
 ) -> tuple[list[QuestionResult], dict[str, Any]]:
     """Results of all questions, and what they were computed with; the partial file is gone at the end."""
     from kvblend.cli.partial import PartialResults, settings_digest
     from kvblend.engine.evaluation.opening import open_model
 
-    opened = open_model(path, order.dtype, order.device, order.threads, runs, time.perf_counter)
+    opened = open_model(path, order.dtype, order.device, order.threads, runs, time.perf_counter, passages)
     prepared = opened.examiner.prepare(questions, runs)
     settings = settings_digest(
-        runs, fingerprint=opened.fingerprint, dtype=order.dtype, device=order.device, version=__version__
+        runs,
+        fingerprint=opened.fingerprint,
+        dtype=order.dtype,
+        device=order.device,
+        version=__version__,
+        passages=list(passages),
     )
     partial = PartialResults(order.out, settings)
     found = partial.load(questions, restart=order.restart)
