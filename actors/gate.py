@@ -17,7 +17,7 @@ from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.selection import budget_ratio
 from kvblend.actors.settings import Settings
 from kvblend.engine.assembly import Engine
-from kvblend.engine.conditioning import warm_ids
+from kvblend.engine.conditioning import passages_of, warm_ids
 from kvblend.engine.evaluation.gate import GateSetting, GateUnfit, ModelGate, gate_prompts
 from kvblend.engine.evaluation.gate_report import GateCheck, GateReport
 from kvblend.engine.recommended import Conditioning
@@ -165,7 +165,7 @@ def begin_checks(settings: Settings, engine: Engine) -> Iterator[GateCheck | Non
     setting = GateSetting(
         settings.selection, budget_ratio(settings, BlendOptions()), conditioning, settings.gate_kl_max
     )
-    warm = warm_ids(engine.tokenizer, engine.config.context_length)
+    warm = warm_ids(engine.tokenizer, engine.config.context_length, passages_of(settings.warm_text))
     return ModelGate(engine.runner.step, prompts, warm, setting).checks()
 
 
@@ -190,6 +190,7 @@ def report_key(settings: Settings, engine: Engine) -> str:
         settings.device,
         engine.attention,
         settings.conditioning,
+        settings.warm_text,
         settings.recompute_ratio,
         settings.selection,
         settings.gate_kl_max,

@@ -15,7 +15,7 @@ from kvblend.actors.messages import MODES, Document, Generate, Sampling
 from kvblend.actors.selection import budget_ratio, merge_selection
 from kvblend.actors.settings import Settings
 from kvblend.engine.assembly import Engine
-from kvblend.engine.conditioning import warm_ids
+from kvblend.engine.conditioning import passages_of, warm_ids
 from kvblend.engine.layout import PromptLayout
 from kvblend.engine.prompt import PromptDocument, PromptError, build_prompt, chunk_ids, system_ids
 from kvblend.store.keys import ChunkKey
@@ -76,7 +76,8 @@ def check_neighbours(request: Generate, settings: Settings) -> None:
 def server_conditioning(settings: Settings, engine: Engine) -> Conditioning:
     """What a server with these settings computes chunks behind, in tokens of its model."""
     context, kind = engine.config.context_length, settings.conditioning
-    warm = warm_ids(engine.tokenizer, context) if kind in ("warm", "neighbours") else ()
+    wanted = kind in ("warm", "neighbours")
+    warm = warm_ids(engine.tokenizer, context, passages_of(settings.warm_text)) if wanted else ()
     return Conditioning(kind, warm, min(context, settings.kv_tokens_max))
 
 

@@ -26,7 +26,8 @@ class Settings:
     """One server's settings. `model` is a known name (`smollm2`), a Hugging Face directory or a GGUF file.
 
     `salt` goes into every chunk key. `kv_tokens_max` bounds the KV slots of all running requests together. `debug`
-    checks the scheduler's invariants after every event. `gate_kl_max` is in nats per token; `force_blend` blends
+    checks the scheduler's invariants after every event. `warm_text` are paragraphs of the corpus for chunks to be
+    computed behind, in place of the shipped ones. `gate_kl_max` is in nats per token; `force_blend` blends
     whatever the gate says.
     """
 
@@ -37,6 +38,7 @@ class Settings:
     attention: Literal["auto", "sdpa", "xformers"] = "auto"
     threads: int = 0
     conditioning: Literal["system", "bare", "warm", "neighbours"] = "system"
+    warm_text: str = ""
     system: str = DEFAULT_SYSTEM
     salt: str = ""
     recompute_ratio: float = 0.15

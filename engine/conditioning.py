@@ -5,6 +5,7 @@ Its words end up in chunk keys by their token ids: with another text every chunk
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from kvblend.engine.prompt import cut_chunk_ids
@@ -135,6 +136,12 @@ PASSAGES: tuple[tuple[str, str], ...] = (
         "sheets in a day.",
     ),
 )
+
+
+def passages_of(text: str) -> Sequence[tuple[str, str]]:
+    """`(title, text)` of a text's paragraphs, which empty lines part, without titles; the shipped ones for no text."""
+    found = [("", paragraph.strip()) for paragraph in re.split(r"\n\s*\n", text)]
+    return [passage for passage in found if passage[1]] or PASSAGES
 
 
 def warm_ids(

@@ -158,3 +158,9 @@ def test_neighbours_are_refused_where_they_may_not_be(name: str) -> None:
 def test_eight_neighbours_are_taken() -> None:
     request = replace(STORING, documents=(replace(BELL, behind=(MILL,) * 8),))
     check_request(request, Settings(conditioning="neighbours"), "tiny")
+
+
+def test_a_text_of_the_corpus_takes_the_place_of_the_shipped_one() -> None:
+    job = stored(MILL, warm_text="the bell rang.\n\nby the river.")[0]
+    wanted = [*chunk_ids(TOKENIZER, "", "the bell rang."), *chunk_ids(TOKENIZER, "", "by the river.")]
+    assert list(job.layout.segments[1].token_ids) == wanted

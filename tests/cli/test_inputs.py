@@ -52,6 +52,17 @@ def test_another_condition_on_is_refused_with_what_may_be_given(value: str) -> N
     assert repr(value) in caught.value.message
 
 
+def test_warm_may_name_a_file_of_the_corpus(tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_text("one mill.\n\ntwo mills.", encoding="utf-8")
+    found = make_settings(conditioning=f"warm:{tmp_path / 'c.txt'}")
+    assert (found.conditioning, found.warm_text) == ("warm", "one mill.\n\ntwo mills.")
+
+
+def test_a_warm_text_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot read"):
+        make_settings(conditioning=f"warm:{tmp_path / 'none.txt'}")
+
+
 def test_blend_options_are_numbers_words_and_lists() -> None:
     given = ["check_layers=1", "recompute_ratios=0.2, 0.1", "score_layers=middle", "sinks=4", "probes=0.5"]
     assert read_blend([*given, "selector=union"]) == {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from model_files import tokenizer_json
 
-from kvblend.engine.conditioning import PASSAGE_TOKENS_MAX, PASSAGES, WARM_TOKENS_MAX, warm_ids
+from kvblend.engine.conditioning import PASSAGE_TOKENS_MAX, PASSAGES, WARM_TOKENS_MAX, passages_of, warm_ids
 from kvblend.engine.loaders.gguf import open_gguf
 from kvblend.engine.prompt import chunk_ids, cut_chunk_ids
 from kvblend.engine.tokenizer import Tokenizer
@@ -63,3 +63,12 @@ def test_a_long_passage_loses_its_end_but_not_the_empty_line_behind_it() -> None
     end = tuple(TOKENIZER.encode("\n\n", special=False))
     assert len(ids) == PASSAGE_TOKENS_MAX == 512
     assert ids[-len(end) :] == end
+
+
+def test_a_text_gives_its_paragraphs_as_passages() -> None:
+    assert passages_of(" one\nmill.\n\n \n two.\n") == [("", "one\nmill."), ("", "two.")]
+
+
+@pytest.mark.parametrize("text", ["", " \n\n "])
+def test_no_text_gives_the_shipped_passages(text: str) -> None:
+    assert passages_of(text) is PASSAGES

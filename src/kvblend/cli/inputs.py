@@ -71,7 +71,14 @@ def read_condition_on(value: str | None) -> int:
 
 
 def make_settings(**flags: Any) -> Settings:
-    """Settings from the flags that were given (None: not given). RequestError names a value out of range."""
+    """Settings from the flags that were given (None: not given). RequestError names a value out of range.
+
+    `--conditioning warm:FILE` reads the text that chunks are computed behind from a file; BadInput where it cannot.
+    """
     from kvblend.actors.settings import Settings
+
+    kind, colon, file = (flags.get("conditioning") or "").partition(":")
+    if kind == "warm" and colon:
+        flags |= {"conditioning": "warm", "warm_text": _read_text(Path(file))}
 
     return Settings(**{name: value for name, value in flags.items() if value is not None})

@@ -31,7 +31,7 @@ BlendOption = Annotated[
 ]
 ResidualOption = Annotated[str | None, typer.Option(help="Correction of the others: none, mean, distance, ridge.")]
 ConditioningOption = Annotated[
-    str | None, typer.Option(help="What chunks are computed behind: system, bare, warm or neighbours.")
+    str | None, typer.Option(help="What chunks are computed behind: system, bare, warm[:FILE] or neighbours.")
 ]
 DtypeOption = Annotated[Literal["float32", "bfloat16"] | None, typer.Option("--dtype", help="Compute type.")]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="Torch threads; 0: as many as cores.")]
