@@ -59,7 +59,7 @@ async def test_an_ingest_reports_progress_and_chunks(server: Server) -> None:
     progress = [f for f in frames if f["type"] == "response.ingest.progress"]
     assert (progress[-1]["done"], progress[-1]["total"]) == (2, 2)
     assert {f["type"] for f in frames} == {"response.created", "response.ingest.progress", "response.completed"}
-    assert frames[-1]["response"]["chunks"][0] == {"id": "chunk-0", "tokens": 2, "created": True}
+    assert frames[-1]["response"]["chunks"][0] == {"id": "chunk-0", "tokens": 2, "created": True, "conditioning": ""}
 
 
 async def test_requests_of_one_stream_id_run_one_after_the_other(server: Server) -> None:

@@ -11,7 +11,7 @@ import pytest
 from kvblend.engine.selectors.spec import BadSelection, SelectorSpec, check_field
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"selector": "luck"}, "selector", "choose divergence, query, union, product, random, sinks"),
+    ({"selector": "luck"}, "selector", "choose divergence, query, sensitive, union, product, random, sinks"),
     ({"selector": ["query"]}, "selector", "choose"),
     ({"divergence": "q"}, "divergence", "choose k, v, kv"),
     ({"chunk_budget": "even"}, "chunk_budget", "choose free, need, equal"),

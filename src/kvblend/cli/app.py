@@ -199,7 +199,7 @@ def evaluate(
     out: Annotated[Path, typer.Option("--json", help="Where the figures go.")],
     model: Annotated[str, typer.Option(help="Known name, Hugging Face directory or .gguf file.")] = DEFAULT_MODEL,
     limit: Annotated[int | None, typer.Option(help="First questions only (probes: 200 if not given).")] = None,
-    methods: Annotated[list[str] | None, typer.Option(help="[warm:|system:|bare:]selector[,field=value...]")] = None,
+    methods: Annotated[list[str] | None, typer.Option(help="[warm:|corpus:|...]selector[,field=value...]")] = None,
     ratios: Annotated[list[str] | None, typer.Option(help="Shares to recompute, joined by commas.")] = None,
     plot: Annotated[Path | None, typer.Option(help="A picture: quality against cost and time.")] = None,
     raw: Annotated[Path | None, typer.Option(help="Figures per question and method, one JSON object a line.")] = None,

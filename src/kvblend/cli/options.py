@@ -21,7 +21,7 @@ StoreOption = Annotated[
 UrlOption = Annotated[str | None, typer.Option("--url", help="A running server, e.g. ws://127.0.0.1:8000.")]
 SystemOption = Annotated[str | None, typer.Option("--system", help="System prompt; chunks are stored behind it.")]
 SelectorOption = Annotated[
-    str | None, typer.Option(help="How rows are chosen: divergence, query, union, product, random or sinks.")
+    str | None, typer.Option(help="How rows are chosen: divergence, query, sensitive, union, product, random or sinks.")
 ]
 BlendOption = Annotated[
     list[str] | None,
