@@ -200,8 +200,9 @@ class Runner:
         # the segments before it lie in the slab since the first computing, turned by its tables
         state.installed, state.ropes = config.num_layers, first.ropes
         running.first, running.state = first, state
-        # a cancel that came in between flagged the state that is gone
-        state.cancelled = first.cancelled
+        # a cancel before the exchange flagged the state that is gone; one behind it, of another thread, must stay
+        if first.cancelled:
+            state.cancelled = True
 
     def _figures(self, running: _Running) -> PrefillFigures | None:
         state = running.first or running.state

@@ -46,7 +46,11 @@ def describe_sentencepiece(
     added = [i for i, k in enumerate(types) if i in special or k == _USER_DEFINED]
     return {
         "version": "1.0",
-        "added_tokens": [_added(i, contents[i], i in special, prefix) for i in added],
+        # a run of spaces is looked for behind the replacement, where a written mark counts as a space too
+        "added_tokens": [
+            added_token(i, contents[i], i in special, normalized=not prefix and not contents[i].strip(" "))
+            for i in added
+        ],
         "normalizer": _normalizer(prefix),
         "pre_tokenizer": None,
         "decoder": _decoder(prefix),
@@ -71,7 +75,8 @@ def list_merges(pieces: Mapping[str, float]) -> list[list[str]]:
     ]
 
 
-def _added(token_id: int, content: str, special: bool, prefix: bool) -> dict[str, Any]:
+def added_token(token_id: int, content: str, special: bool, *, normalized: bool = False) -> dict[str, Any]:
+    """A token that is looked for before text is cut; `normalized`: in the text as the normaliser leaves it."""
     return {
         "id": token_id,
         "content": content,
@@ -79,8 +84,7 @@ def _added(token_id: int, content: str, special: bool, prefix: bool) -> dict[str
         "single_word": False,
         "lstrip": False,
         "rstrip": False,
-        # a run of spaces is looked for behind the replacement, where a written mark counts as a space too
-        "normalized": not prefix and not content.strip(" "),
+        "normalized": normalized,
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvblend.engine.config import BadModelFile, UnsupportedModel
-from kvblend.engine.loaders.gguf_sentencepiece import describe_sentencepiece
+from kvblend.engine.loaders.gguf_sentencepiece import added_token, describe_sentencepiece
 from kvblend.engine.tokenizer import Tokenizer
 
 # token types of the format
@@ -102,7 +102,7 @@ def _describe_byte_level(
     added = [i for i, t in enumerate(types) if i in special or t == _USER_DEFINED]
     return {
         "version": "1.0",
-        "added_tokens": [_added(i, tokens[i], i in special) for i in added],
+        "added_tokens": [added_token(i, tokens[i], i in special) for i in added],
         "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
         "pre_tokenizer": PRE_TOKENIZERS[pre],
         "decoder": _byte_level(use_regex=True),
@@ -127,15 +127,3 @@ def _pair(path: Path, merge: str) -> list[str]:
     if len(pair) != 2:
         raise BadModelFile(f"{path}: tokenizer.ggml.merges holds {merge!r}; a merge is two parts around one space")
     return pair
-
-
-def _added(token_id: int, content: str, special: bool) -> dict[str, Any]:
-    return {
-        "id": token_id,
-        "content": content,
-        "special": special,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-    }
