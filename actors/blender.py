@@ -15,7 +15,8 @@ from kvblend.actors.runtime.actor import Actor, ActorDied, ActorRef
 from kvblend.actors.runtime.device_thread import DeviceClosed, DeviceThread
 from kvblend.actors.signals import BlenderMessage, LayerLoaded, Reset, SchedulerMessage
 from kvblend.actors.specs import SpecBuilder
-from kvblend.actors.tables import RequestLayers, SideTables
+from kvblend.actors.tables import Captured, RequestLayers, SideTables
+from kvblend.engine.precision import UnstorableKV
 from kvblend.engine.runner import Runner, TickResult
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ class TickReport:
     """What came back from the device thread: results, captured payloads, milliseconds."""
 
     results: list[TickResult]
-    captured: dict[tuple[str, int], list[memoryview]]
+    captured: dict[tuple[str, int], Captured]
     compute_ms: float
 
 
@@ -154,7 +155,15 @@ class Blender(Actor[BlenderMessage]):
             f = result.figures
             load_ms = layers.load_ms if layers is not None else 0.0
             prefill = ev.PrefillReport(
-                f.tokens_reused, f.tokens_recomputed, f.tokens_fresh, f.charged_ratio, f.parity_error, load_ms
+                f.tokens_reused,
+                f.tokens_recomputed,
+                f.tokens_fresh,
+                f.charged_ratio,
+                f.parity_error,
+                load_ms,
+                f.recompute_ratio,
+                f.kl_estimate,
+                f.ratios_tried,
             )
         sampled = ev.Sampled(result.token_id, result.text, result.stopped) if status == "sampled" else None
         return ev.ItemResult(name, status, result.rows, sampled, prefill, result.error)
@@ -189,12 +198,21 @@ def run_tick(
     began = time.perf_counter()
     results = runner.tick(pairs)
     captured = {
-        (result.request_id, segment): runner.payloads(result.request_id, segment)
+        (result.request_id, segment): capture_of(runner, result.request_id, segment)
         for result in results
         if result.figures is not None
         for segment in captures[result.request_id]
     }
     return TickReport(results, captured, 1e3 * (time.perf_counter() - began))
+
+
+def capture_of(runner: Runner, request_id: str, segment: int) -> Captured:
+    """What was captured, in its stored form, or why it has none: nobody else's step must fail for that."""
+    try:
+        return runner.payloads(request_id, segment)
+    except UnstorableKV as error:
+        log.warning("segment %d of %s is not stored: %s", segment, request_id, error)
+        return str(error)
 
 
 async def _whatever_happens(job: asyncio.Future[T]) -> T:

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from kvblend.actors.errors import RequestError
+from kvblend.actors.bounds import KLBounds
 from kvblend.actors.messages import BlendOptions, Generate
 from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.selection import budget_ratio
 from kvblend.actors.settings import Settings
+from kvblend.actors.waiting import WaitingRoom
 from kvblend.engine.assembly import Engine
 from kvblend.engine.conditioning import passages_of, warm_ids
 from kvblend.engine.evaluation.gate import GateSetting, GateUnfit, ModelGate, gate_prompts
@@ -32,6 +33,8 @@ _CONDITIONINGS: dict[str, Conditioning] = {"bare": "bare", "system": "system"}
 class ServingGate:
     """Holds requests back until the model is judged; those of a model that failed are answered by full prefill.
 
+    With `max_kl` they wait, too, until it is known how their KL is to be estimated: `bounds`.
+
     Its methods belong to the event loop. `start` once, `close` at the end.
     """
 
@@ -40,12 +43,14 @@ class ServingGate:
         self._engine = engine
         self._device = device
         self._task: asyncio.Task[None] | None = None
-        self._waiting = 0
+        self._room = WaitingRoom(settings.queue_requests_max)
+        self.bounds = KLBounds(settings, engine, device)
         self._served_full = 0
         self.report: GateReport | None = None
 
     def start(self) -> None:
         """Begin judging in the background, unless the gate is off."""
+        self.bounds.start()
         if self._settings.gate == "auto":
             self._task = asyncio.get_running_loop().create_task(self._run(), name="gate")
 
@@ -54,6 +59,7 @@ class ServingGate:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+        await self.bounds.close()
 
     @property
     def state(self) -> GateState:
@@ -68,12 +74,15 @@ class ServingGate:
         return () if self.report is None else self.report.reasons
 
     def figures(self) -> dict[str, object]:
-        """For `/ready`: state, reasons, whether a failure is overridden, and requests that were made full prefills."""
+        """For `/ready`: state, reasons, whether a failure is overridden, requests that were made full prefills, and
+        the estimates of `max_kl`.
+        """
         return {
             "state": self.state,
             "reasons": list(self.reasons),
             "forced": self.state == "failed" and self._settings.force_blend,
             "requests_served_full": self._served_full,
+            "bounds": self.bounds.figures(),
         }
 
     async def admit(self, request: Generate) -> tuple[Generate, str]:
@@ -82,32 +91,17 @@ class ServingGate:
         Requests that store, or that reuse nothing, pass at once. RequestError where its deadline passes meanwhile, or
         too many wait.
         """
-        if not request.generate or request.blend.mode == "full" or self.state == "off":
+        if not request.generate or request.blend.mode == "full":
             return request, ""
+        if self.state == "off":
+            return await self.bounds.admit(request)
         if self._task is not None and not self._task.done():
-            request = await self._wait(request, self._task)
+            request = await self._room.wait(request, self._task, "the model's gate")
         if self.state != "failed" or self._settings.force_blend:
-            return request, ""
+            return await self.bounds.admit(request)
         self._served_full += 1
         note = f"the model failed its gate and is served by full prefill: {'; '.join(self.reasons)}"
         return replace(request, blend=replace(request.blend, mode="full")), note
-
-    async def _wait(self, request: Generate, task: asyncio.Task[None]) -> Generate:
-        if self._waiting >= self._settings.queue_requests_max:
-            raise RequestError("overloaded", f"{self._waiting} requests wait for the model's gate", retry_after_s=5.0)
-        loop, limit = asyncio.get_running_loop(), request.deadline_ms
-        began = loop.time()
-        self._waiting += 1
-        try:
-            await asyncio.wait({task}, timeout=None if limit is None else limit / 1e3)
-        finally:
-            self._waiting -= 1
-        if limit is None:
-            return request
-        left_ms = limit - 1e3 * (loop.time() - began)
-        if left_ms <= 0:
-            raise RequestError("deadline_exceeded", f"deadline_ms: {limit:g} ms passed while the model's gate ran")
-        return replace(request, deadline_ms=left_ms)
 
     async def _run(self) -> None:
         key = await asyncio.to_thread(report_key, self._settings, self._engine)
@@ -166,7 +160,7 @@ def begin_checks(settings: Settings, engine: Engine) -> Iterator[GateCheck | Non
         settings.selection, budget_ratio(settings, BlendOptions()), conditioning, settings.gate_kl_max
     )
     warm = warm_ids(engine.tokenizer, engine.config.context_length, passages_of(settings.warm_text))
-    return ModelGate(engine.runner.step, prompts, warm, setting).checks()
+    return ModelGate(engine.runner.step, prompts, warm, setting, precision=engine.runner.precision).checks()
 
 
 def next_piece(checks: Iterator[GateCheck | None]) -> GateCheck | Literal["more", "end"]:
@@ -187,6 +181,7 @@ def report_key(settings: Settings, engine: Engine) -> str:
         version,
         engine.fingerprint,
         engine.dtype,
+        engine.stored,
         settings.device,
         engine.attention,
         settings.conditioning,

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import logging
 import time
-from dataclasses import dataclass, field
+from collections import defaultdict
 
 from kvblend.actors.core import events as ev
-from kvblend.actors.core.loading import CloseLoad, DeliverLayer, LoadCommand, LoadingState, ReadLayer
+from kvblend.actors.core.loading import DeliverLayer, LoadCommand, LoadingState, Rank, ReadRun
+from kvblend.actors.core.speeds import TierMeter, TierSpeed
+from kvblend.actors.loads import Load, lease_segments
 from kvblend.actors.runtime.actor import Actor, ActorDied, ActorRef
 from kvblend.actors.runtime.mailbox import MailboxClosed
 from kvblend.actors.signals import BlenderMessage, LayerLoaded, LoaderMessage, Reset, SchedulerMessage
-from kvblend.actors.tables import RequestLayers, SideTables
+from kvblend.actors.tables import Captured, SideTables
 from kvblend.store.errors import ChunkDamaged, StoreError
 from kvblend.store.lease import ChunkLease
 from kvblend.store.store import ChunkStore
 
 log = logging.getLogger("kvblend.loader")
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """One request's leases, by segment, and where its layers go. `open` False: whatever comes back is dropped."""
-
-    name: str
-    job: ev.Job
-    leases: dict[int, ChunkLease] = field(default_factory=dict)
-    segments: tuple[int, ...] = ()
-    layers: RequestLayers | None = None
-    open: bool = True
-
-    def close_leases(self) -> None:
-        """Give all leases back."""
-        for lease in self.leases.values():
-            lease.release()
-        self.leases.clear()
+LOOKAHEAD_LAYERS = 2
 
 
 class Loader(Actor[LoaderMessage]):
-    """Shell around `LoadingState`; the store is its only effect, and the blender hears of every layer."""
+    """Shell around `LoadingState`; the store is its only effect, and the blender hears of every layer.
+
+    `window` bounds the reads in flight of all requests together. Leases of requests that are looked ahead hold at most
+    `ahead_bytes_max` bytes.
+    """
 
     def __init__(
         self,
@@ -48,15 +37,20 @@ class Loader(Actor[LoaderMessage]):
         scheduler: ActorRef[SchedulerMessage],
         blender: ActorRef[BlenderMessage],
         window: int,
+        ahead_bytes_max: int = 1 << 30,
     ) -> None:
         self._store = store
         self._tables = tables
         self._scheduler = scheduler
         self._blender = blender
+        self._ahead_bytes_max = ahead_bytes_max
         self._state = LoadingState(store.shape.num_layers, window)
+        # of admitted requests; of those that are looked ahead; and all that the core knows, by the load's name
         self._loads: dict[str, Load] = {}
+        self._ahead: dict[str, Load] = {}
         self._by_name: dict[str, Load] = {}
-        self._count = 0
+        self._numbers = itertools.count(1)
+        self._meters: dict[str, TierMeter] = defaultdict(TierMeter)
 
     async def start(self) -> None:
         """Forget captures whose command was lost with a loader before this one."""
@@ -65,13 +59,16 @@ class Loader(Actor[LoaderMessage]):
     async def handle(self, message: LoaderMessage) -> None:
         """Perform one command of the scheduler."""
         match message:
-            case ev.Lookup(job):
-                self._count += 1
-                load = Load(f"{job.request_id}#{self._count}", job)
-                self._loads[job.request_id] = load
+            case ev.Lookup(job, deadline_s):
+                load = self._loads[job.request_id] = self._new_load(job, deadline_s)
+                self._take_over(self._ahead.pop(job.request_id, None), load)
                 self.spawn(self._look_up(load), f"look up {job.request_id}")
+            case ev.LookAhead(job, deadline_s):
+                self._close(self._ahead.pop(job.request_id, None))
+                load = self._ahead[job.request_id] = self._new_load(job, deadline_s)
+                self.spawn(self._look_ahead(load), f"look ahead {job.request_id}")
             case ev.StartLoading(request_id, segments):
-                self._start(request_id, segments)
+                await self._start(request_id, segments)
             case ev.Release(request_id):
                 self._release(request_id)
             case ev.StoreSegment():
@@ -81,10 +78,25 @@ class Loader(Actor[LoaderMessage]):
             case ev.DropChunks(request_id, segments, reason):
                 self._drop(request_id, segments, reason)
             case Reset():
-                for request_id in list(self._loads):
+                for request_id in {**self._loads, **self._ahead}:
                     self._release(request_id)
             case _:
                 await super().handle(message)
+
+    async def stop(self) -> None:
+        """Give every lease back."""
+        for load in [*self._loads.values(), *self._ahead.values()]:
+            load.open = False
+            load.close_leases()
+            self._tables.close_layers(load.job.request_id)
+
+    def speeds(self) -> dict[str, TierSpeed]:
+        """What is known of each tier."""
+        return {tier: meter.speed for tier, meter in self._meters.items() if meter.speed is not None}
+
+    def _new_load(self, job: ev.Job, deadline_s: float) -> Load:
+        number = next(self._numbers)
+        return Load(f"{job.request_id}#{number}", job, Rank(deadline_s, number))
 
     def _drop(self, request_id: str, segments: tuple[int, ...], reason: str) -> None:
         load = self._loads.get(request_id)
@@ -99,32 +111,49 @@ class Loader(Actor[LoaderMessage]):
     async def _delete(self, chunk_id: str) -> None:
         await self._store.delete(chunk_id)
 
-    async def stop(self) -> None:
-        """Give every lease back."""
-        for load in [*self._loads.values(), *self._by_name.values()]:
-            load.open = False
-            load.close_leases()
-            self._tables.close_layers(load.job.request_id)
+    # ---- look-ups ----
 
     async def _look_up(self, load: Load) -> None:
-        hits: list[ev.Hit] = []
         try:
-            for index, keys in enumerate(load.job.keys):
-                ids = load.job.layout.segments[index].token_ids
-                for key, exact in keys.lookup:
-                    lease = await self._store.lease(key, ids)
-                    if lease is not None:
-                        load.leases[index] = lease
-                        hits.append(ev.Hit(index, exact, lease.tier))
-                        break
-                if not load.open:
-                    return
+            hits = await lease_segments(load, self._store, lambda _: True, self._note_lease)
         finally:
             if not load.open:
                 load.close_leases()
-        self._tell(ev.LookedUp(load.job.request_id, tuple(hits), time.monotonic()))
+        if load.open:
+            self._tell(ev.LookedUp(load.job.request_id, tuple(hits), time.monotonic(), self.speeds()))
 
-    def _start(self, request_id: str, segments: tuple[int, ...]) -> None:
+    async def _look_ahead(self, load: Load) -> None:
+        """Lease what is stored and fits the budget, and have its first layers read when nobody else reads."""
+        try:
+            await lease_segments(load, self._store, lambda index: self._fits_ahead(load, index), self._note_lease, 1)
+        finally:
+            if not load.open:
+                load.close_leases()
+        if load.open:
+            load.segments = tuple(load.leases)
+            self._by_name[load.name] = load
+            missing = load.missing(self._store.shape.num_layers)
+            self._perform(self._state.open(load.name, missing, load.rank, LOOKAHEAD_LAYERS))
+
+    def _fits_ahead(self, load: Load, index: int) -> bool:
+        shape = self._store.shape
+        tokens = [lease.num_tokens for other in self._ahead.values() for lease in other.leases.values()]
+        tokens.append(len(load.job.layout.segments[index].token_ids))
+        return shape.num_layers * sum(map(shape.layer_bytes, tokens)) <= self._ahead_bytes_max
+
+    def _take_over(self, ahead: Load | None, load: Load) -> None:
+        """What was leased ahead goes to the request's own load."""
+        if ahead is not None:
+            load.leases, ahead.leases = ahead.leases, {}
+            self._close(ahead)
+
+    def _note_lease(self, lease: ChunkLease, seconds: float) -> None:
+        if lease.tier != "host":
+            self._meters[lease.tier].note_latency(seconds)
+
+    # ---- loading ----
+
+    async def _start(self, request_id: str, segments: tuple[int, ...]) -> None:
         load = self._loads.get(request_id)
         if load is None:
             return
@@ -136,67 +165,92 @@ class Loader(Actor[LoaderMessage]):
         load.layers = self._tables.open_layers(request_id)
         load.layers.started_s = time.monotonic()
         self._by_name[load.name] = load
-        self._perform(self._state.start(load.name))
+        self._perform(self._state.open(load.name, load.missing(self._store.shape.num_layers), load.rank))
+        await self._tell_layers(load)
 
     def _release(self, request_id: str) -> None:
-        load = self._loads.pop(request_id, None)
+        self._close(self._loads.pop(request_id, None))
+        self._close(self._ahead.pop(request_id, None))
         self._tables.close_layers(request_id)
         self._tables.drop_captured(request_id)
+
+    def _close(self, load: Load | None) -> None:
+        """End a load: its queued reads never start, and nobody waits for those in flight."""
         if load is None:
             return
         load.open = False
-        if load.name in self._by_name:
+        if self._by_name.pop(load.name, None) is not None:
             self._perform(self._state.close(load.name))
-        else:
-            load.close_leases()
+        load.close_leases()
 
-    def _perform(self, commands: list[LoadCommand]) -> list[DeliverLayer]:
-        """Start reads and close loads; deliveries are returned, for the reader that caused them to make."""
-        deliveries = []
+    def _perform(self, commands: list[LoadCommand]) -> None:
+        """Start reads, and put complete layers where the device finds them."""
         for command in commands:
-            load = self._by_name[command.request_id]
+            load = self._by_name[command.load]
             match command:
-                case ReadLayer(_, layer):
-                    self.spawn(self._read(load, layer), f"read {load.name} layer {layer}")
-                case CloseLoad():
-                    load.close_leases()
-                    del self._by_name[load.name]
-                case DeliverLayer():
-                    deliveries.append(command)
-        return deliveries
+                case ReadRun(_, name, segment, first, _):
+                    self.spawn(self._read(load, command), f"read {name} {segment} from layer {first}")
+                case DeliverLayer(_, layer):
+                    load.put_layer(layer)
 
-    async def _read(self, load: Load, layer: int) -> None:
-        """Bring one layer of every segment to host memory, then hand on all layers that are next in order."""
-        try:
-            waits = [load.leases[i].layer(layer) for i in load.segments if load.leases[i].layer_nowait(layer) is None]
-            if waits:
-                await _all_or_first_error(waits)
-        except ChunkDamaged as error:
-            if load.open:
-                load.open = False
-                self._tell(ev.LoadFailed(load.job.request_id, error.reason, time.monotonic()))
-        for delivery in self._perform(self._state.layer_read(load.name, layer)):
-            if load.open and load.layers is not None:
-                await self._deliver(load, load.layers, delivery.layer)
+    async def _read(self, load: Load, run: ReadRun) -> None:
+        """One read; then hand on all layers that are complete and next in order."""
+        lease = load.leases.get(run.segment)
+        if load.open and lease is not None:
+            meter = self._meters[lease.tier]
+            meter.begin(time.monotonic())
+            done = 0
+            try:
+                await lease.prefetch(range(run.first, run.stop))
+                done = (run.stop - run.first) * self._store.shape.layer_bytes(lease.num_tokens)
+            except ChunkDamaged as error:
+                self._read_failed(load, run.segment, error)
+            finally:
+                meter.end(done, time.monotonic())
+        for other in self._by_name.values():
+            if other.layers is not None:
+                self._state.note_taken(other.name, other.layers.taken)
+        self._perform(self._state.read_done(run.number))
+        await self._tell_layers(load)
 
-    async def _deliver(self, load: Load, layers: RequestLayers, layer: int) -> None:
-        starts = load.job.layout.segments
-        parts = [(starts[index].start, load.leases[index].layer_nowait(layer)) for index in load.segments]
-        layers.put(layer, [(start, view) for start, view in parts if view is not None])
+    def _read_failed(self, load: Load, segment: int, error: ChunkDamaged) -> None:
+        """Nothing more is delivered of this load. Its leases stay until the scheduler has them released."""
+        if self._by_name.pop(load.name, None) is None:
+            return
+        self._perform(self._state.close(load.name))
+        if load.layers is None:
+            # only looked ahead: the look-up finds out what is left
+            load.leases.pop(segment).release()
+        else:
+            load.open = False
+            self._tell(ev.LoadFailed(load.job.request_id, error.reason, time.monotonic()))
+
+    async def _tell_layers(self, load: Load) -> None:
+        """Tell the blender of layers in order; whoever comes meanwhile leaves that to the first."""
+        if load.telling:
+            return
+        load.telling = True
         try:
-            await self._blender.tell(LayerLoaded(load.job.request_id, layer))
+            while load.outbox and load.open:
+                await self._blender.tell(LayerLoaded(load.job.request_id, load.outbox.popleft()))
         except MailboxClosed:
-            log.debug("the blender is not there to hear of layer %d of %s", layer, load.job.request_id)
+            log.debug("the blender is not there to hear of layers of %s", load.job.request_id)
+        finally:
+            load.telling = False
 
-    async def _write(self, command: ev.StoreSegment, payloads: list[memoryview] | None) -> None:
+    # ---- writing ----
+
+    async def _write(self, command: ev.StoreSegment, payloads: Captured | None) -> None:
         created, error = False, ""
         if payloads is None:
             error = "the captured KV is gone"
+        elif isinstance(payloads, str):
+            error = f"not stored: {payloads}"
         else:
             try:
                 if command.replace:
                     await self._store.delete(command.key.id)
-                created = await self._store.put(command.key, command.token_ids, payloads)
+                created = await self._store.put(command.key, command.token_ids, payloads, cost_s=command.cost_s)
             except StoreError as problem:
                 error = f"not stored: {problem}"
                 log.warning("chunk %s of request %s was %s", command.key.id[:16], command.request_id, error)
@@ -207,10 +261,3 @@ class Loader(Actor[LoaderMessage]):
             self._scheduler.tell_nowait(event, "system")
         except ActorDied:
             log.debug("the scheduler is not there to hear of %s", type(event).__name__)
-
-
-async def _all_or_first_error(waits: list[asyncio.Future[memoryview]] | list) -> None:  # type: ignore[type-arg]
-    """Await all; the first error is raised once every one has come back, so that no read is left behind."""
-    for result in await asyncio.gather(*waits, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result

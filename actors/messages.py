@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from kvblend.actors.errors import RequestError
 from kvblend.engine.selectors.spec import (
+    KL_MAX_LIMIT,
+    KL_POSITIONS,
     BadSelection,
     ChunkBudget,
     DivergenceOf,
@@ -21,6 +23,9 @@ from kvblend.engine.selectors.spec import (
 
 Mode = Literal["blend", "full", "reuse", "prefix"]
 MODES: tuple[Mode, ...] = ("blend", "full", "reuse", "prefix")
+MAX_KL_LIMIT = KL_MAX_LIMIT
+DRAFT_TOKENS = KL_POSITIONS
+"""Tokens of an answer that a request with `max_kl` needs room for, however short the answer may be."""
 FinishReason = Literal["stop", "length", "cancelled"]
 Role = Literal["user", "assistant"]
 
@@ -99,14 +104,18 @@ class BlendOptions:
     """How cached chunks are used. None means: as the server is set."""
 
     mode: Mode = "blend"
-    recompute_ratio: float | None = None
+    recompute_ratio: float | Literal["auto"] | None = None
     selection: SelectionOptions = field(default_factory=SelectionOptions)
     on_miss: Literal["fresh", "precompute"] | None = None
+    max_kl: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
     """One request: documents stand at the start of the first user message.
+
+    In that message the server's separator parts further documents, which stand before the question. `prompt`, text or
+    token ids, takes the place of messages and system prompt: it is used as it is, without a chat template.
 
     `system` None means the server's default system prompt. `generate` False stores the documents' KV (each behind what
     the server is set to) and answers nothing: that is what ingesting is.
@@ -121,13 +130,33 @@ class Generate:
     blend: BlendOptions = field(default_factory=BlendOptions)
     deadline_ms: float | None = None
     generate: bool = True
+    prompt: str | tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingDecision:
+    """What the loading controller decided for one request, and on which estimates (0: not known).
+
+    `ratio_auto`: the ratio was its to choose, from `ratio_floor` on. `load_ms` and `compute_ms` are expected times.
+    `chunks_computed` stored chunks were computed, which is faster than loading them. `store_tier` is the cheapest tier
+    from which the chunks stored for it will load unnoticed, "" where none was.
+    """
+
+    ratio_auto: bool = False
+    ratio_floor: float = 0.0
+    load_ms: float = 0.0
+    compute_ms: float = 0.0
+    chunks_computed: int = 0
+    store_tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What one request cost and what was reused: `tokens_reused + tokens_recomputed + tokens_fresh = prompt_tokens`.
 
-    Times are milliseconds since the request was accepted. `tiers` counts segments by the tier they came from.
+    Times are milliseconds since the request was accepted. `tiers` counts segments by the tier they came from;
+    `tier_tokens` the tokens of those that were used, whether recomputed afterwards or not. `kl_estimate`, where the KL
+    was bounded by `max_kl`, is what it is estimated not to exceed; `recompute_ratio` the share used in the end.
     """
 
     mode: Mode = "blend"
@@ -146,6 +175,9 @@ class Usage:
     load_ms: float = 0.0
     compute_ms: float = 0.0
     tiers: dict[str, int] = field(default_factory=dict)
+    tier_tokens: dict[str, int] = field(default_factory=dict)
+    loading: LoadingDecision = field(default_factory=LoadingDecision)
+    kl_estimate: float | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -160,6 +192,15 @@ class StoredChunk:
     tokens: int
     created: bool
     conditioning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkInfo:
+    """A stored chunk as a list shows it: its id, its length in tokens, its size in bytes where it is stored."""
+
+    id: str
+    tokens: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

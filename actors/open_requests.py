@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvblend.actors.messages import Failed, StreamEvent
+from kvblend.actors.messages import Failed, Finished, StreamEvent
+from kvblend.actors.request_log import log_end
 from kvblend.actors.streams import TokenStream
 
 
@@ -81,6 +82,9 @@ class OpenRequests:
         if not request.stream.ended:
             return
         del self._open[event.request_id]
+        # the parts of an ingest have names like these; it has a line of its own
+        if isinstance(event, Finished | Failed) and not event.request_id.startswith("/"):
+            log_end(event)
         if request.timer is not None:
             request.timer.cancel()
         if not self._open:

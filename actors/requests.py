@@ -12,11 +12,12 @@ from kvblend.actors.core.events import Job
 from kvblend.actors.core.planning import rope_ids, segment_keys, storing_layout
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import MODES, Document, Generate, Sampling
-from kvblend.actors.selection import budget_ratio, merge_selection
+from kvblend.actors.selection import blend_shape, budget_ratio, kl_bound, merge_selection
 from kvblend.actors.settings import Settings
 from kvblend.engine.assembly import Engine
 from kvblend.engine.conditioning import passages_of, warm_ids
 from kvblend.engine.layout import PromptLayout
+from kvblend.engine.plain_prompt import build_plain_prompt, split_text
 from kvblend.engine.prompt import PromptDocument, PromptError, build_prompt, chunk_ids, system_ids
 from kvblend.store.keys import ChunkKey
 
@@ -37,7 +38,7 @@ def check_request(request: Generate, settings: Settings, model: str) -> None:
         raise RequestError("not_found", f"model {request.model!r} is not served here; served: {model!r}", "model")
     if len(request.documents) > settings.documents_max:
         raise refuse("documents", f"{len(request.documents)} documents", f"at most {settings.documents_max} are taken")
-    if request.generate and not request.messages:
+    if request.generate and not request.messages and request.prompt is None:
         raise refuse("input", "", "a question of at least one token is needed")
     if not request.generate and not request.documents:
         raise refuse("documents", [], "storing needs at least one document")
@@ -46,9 +47,10 @@ def check_request(request: Generate, settings: Settings, model: str) -> None:
     blend, ratio = request.blend, request.blend.recompute_ratio
     if blend.mode not in MODES:
         raise refuse("blend.mode", blend.mode, f"choose {', '.join(MODES)}")
-    if ratio is not None and not 0.0 <= ratio <= 1.0:
-        raise refuse("blend.recompute_ratio", ratio, "it must lie in 0..1")
+    if ratio not in (None, "auto") and not (isinstance(ratio, int | float) and 0.0 <= ratio <= 1.0):
+        raise refuse("blend.recompute_ratio", ratio, "it must lie in 0..1, or be auto")
     merge_selection(settings, blend)
+    kl_bound(settings, blend)
     if blend.on_miss not in (None, "fresh", "precompute"):
         raise refuse("blend.on_miss", blend.on_miss, "choose fresh, precompute")
     check_neighbours(request, settings)
@@ -78,7 +80,7 @@ def server_conditioning(settings: Settings, engine: Engine) -> Conditioning:
     context, kind = engine.config.context_length, settings.conditioning
     wanted = kind in ("warm", "neighbours")
     warm = warm_ids(engine.tokenizer, context, passages_of(settings.warm_text)) if wanted else ()
-    return Conditioning(kind, warm, min(context, settings.kv_tokens_max))
+    return Conditioning(kind, warm, min(context, settings.kv_tokens_max), settings.echo)
 
 
 def check_sampling(sampling: Sampling, settings: Settings) -> None:
@@ -110,15 +112,9 @@ class JobBuilder:
         """
         settings, engine = self._settings, self._engine
         merge_selection(settings, request.blend, engine.config.num_layers)
-        documents = [PromptDocument(d.title, d.text, stored.get(index)) for index, d in enumerate(request.documents)]
-        turns = [(message.role, message.content) for message in request.messages]
-        system = settings.system if request.system is None else request.system
-        try:
-            layout = build_prompt(engine.tokenizer, engine.template, system, turns, documents)
-        except PromptError as error:
-            raise RequestError("invalid_request", str(error), error.param) from None
+        layout = self._lay_out(request, stored)
         self._check_fits(layout, request.sampling.max_tokens)
-        blend, sampling = request.blend, request.sampling
+        blend, sampling = replace(request.blend, max_kl=kl_bound(settings, request.blend)), request.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=random.getrandbits(63))
         regime = rope_ids(engine.config.rope_regime(layout.num_tokens), layout.num_tokens)
@@ -126,14 +122,39 @@ class JobBuilder:
             request.request_id,
             "generate",
             layout,
-            segment_keys(layout, blend.mode, self._conditioning, engine.fingerprint, settings.salt, regime),
+            segment_keys(layout, blend.mode, self._conditioning, engine.store_fingerprint, settings.salt, regime),
             blend.mode,
             budget_ratio(settings, blend),
             blend,
             sampling,
             blend.on_miss or settings.on_miss,
             note=note,
+            shape=blend_shape(settings, blend),
+            deadline_ms=request.deadline_ms,
         )
+
+    def _lay_out(self, request: Generate, stored: dict[int, tuple[int, ...]]) -> PromptLayout:
+        """The prompt of a question; what the separator parts in it counts as documents too. Raises RequestError."""
+        settings, engine = self._settings, self._engine
+        documents = [PromptDocument(d.title, d.text, stored.get(index)) for index, d in enumerate(request.documents)]
+        turns = [(message.role, message.content) for message in request.messages]
+        try:
+            if request.prompt is not None:
+                layout = build_plain_prompt(engine.tokenizer, request.prompt, settings.separator, documents)
+            else:
+                if turns and turns[0][0] == "user":
+                    *pieces, question = split_text(turns[0][1], settings.separator) or [""]
+                    documents += [PromptDocument(text=piece) for piece in pieces]
+                    turns[0] = ("user", question)
+                system = settings.system if request.system is None else request.system
+                layout = build_prompt(engine.tokenizer, engine.template, system, turns, documents)
+        except PromptError as error:
+            raise RequestError("invalid_request", str(error), error.param) from None
+        count, limit = sum(1 for _ in layout.chunks()), settings.documents_max
+        if count > limit:
+            field = "messages" if request.prompt is None else "prompt"
+            raise refuse(field, f"a text of {count} chunks", f"at most {limit} are taken")
+        return layout
 
     def stores(self, request: Generate, stored: dict[int, tuple[int, ...]], ids: Sequence[str]) -> list[Job]:
         """One precompute job per document, with these job ids. Raises RequestError."""
@@ -166,7 +187,7 @@ class JobBuilder:
 
     def _store(self, name: str, request: Generate, head: Ids, near: list[Ids], tokens: Ids, field: str) -> Job:
         """The job of one document: behind those of its neighbours that fit, else behind what the server is set to."""
-        print_, salt, rule = self._engine.fingerprint, self._settings.salt, self._conditioning
+        print_, salt, rule = self._engine.store_fingerprint, self._settings.salt, self._conditioning
         label: str = rule.label(head, len(tokens))
         pieces, wanted, note = rule.parts(head, len(tokens)), len(near), ""
         while near and len(head) + sum(map(len, near)) + len(tokens) > rule.tokens_max:
@@ -182,7 +203,8 @@ class JobBuilder:
         layout, keys = storing_layout(pieces, tokens, own, len(pieces) - len(near), replace=bool(near))
         self._check_fits(layout, 0, field)
         job = Job(name, "precompute", layout, keys, "blend", 0.0, request.blend, request.sampling)
-        return replace(job, conditioning=label, replace=bool(near), note=note)
+        echo = not near and rule.echoes(head, len(tokens))
+        return replace(job, conditioning=label, replace=bool(near), echo=echo, note=note)
 
     def _check_fits(self, layout: PromptLayout, max_tokens: int, field: str = "input") -> None:
         context, slots = self._engine.config.context_length, self._settings.kv_tokens_max

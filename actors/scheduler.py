@@ -62,7 +62,7 @@ class Scheduler(Actor[SchedulerMessage]):
         match command:
             case ev.Emit(_, event):
                 self._emit(event)
-            case ev.Lookup() | ev.StartLoading() | ev.Release() | ev.StoreSegment() | ev.DropChunks():
+            case ev.Lookup() | ev.LookAhead() | ev.StartLoading() | ev.Release() | ev.StoreSegment() | ev.DropChunks():
                 await self._send("loader", self._loader(), command)
             case _:
                 await self._send("blender", self._blender(), command)

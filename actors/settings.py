@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from kvblend.actors.errors import RequestError
 from kvblend.engine.selectors.spec import (
+    KL_MAX_LIMIT,
     BadSelection,
     ChunkBudget,
     DivergenceOf,
@@ -19,29 +20,36 @@ from kvblend.engine.selectors.spec import (
 )
 
 DEFAULT_SYSTEM = "You answer questions from the given passages. Be brief and exact."
+DEFAULT_RATIO = 0.15
+REMOTE_SCHEMES = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """One server's settings. `model` is a known name (`smollm2`), a Hugging Face directory or a GGUF file.
 
-    `salt` goes into every chunk key. `kv_tokens_max` bounds the KV slots of all running requests together. `debug`
-    checks the scheduler's invariants after every event. `warm_text` are paragraphs of the corpus for chunks to be
-    computed behind, in place of the shipped ones. `gate_kl_max` is in nats per token; `force_blend` blends
-    whatever the gate says.
+    `salt` goes into every chunk key. `separator` parts chunks inside a text; empty, it parts nothing.
+    `kv_tokens_max` bounds the KV slots of all running requests together. `debug` checks the scheduler's invariants
+    after every event. `warm_text` are paragraphs of the corpus for chunks to be computed behind, in place of the
+    shipped ones; with `echo` such chunks are stored as behind a copy of themselves, too. `gate_kl_max` is in nats per
+    token; `force_blend` blends whatever the gate says.
     """
 
     model: str = "smollm2"
     store: Path | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    store_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     device: str = "cpu"
     attention: Literal["auto", "sdpa", "xformers"] = "auto"
     threads: int = 0
     conditioning: Literal["system", "bare", "warm", "neighbours"] = "system"
     warm_text: str = ""
+    echo: bool = True
     system: str = DEFAULT_SYSTEM
     salt: str = ""
-    recompute_ratio: float = 0.15
+    separator: str = " # # "
+    recompute_ratio: float | Literal["auto"] = 0.15
+    auto_ratio_floor: float | None = None
     selector: SelectorName = "divergence"
     check_layers: tuple[int, ...] = (1,)
     divergence: DivergenceOf = "k"
@@ -59,9 +67,20 @@ class Settings:
     gate: Literal["auto", "off"] = "auto"
     gate_kl_max: float = 0.5
     force_blend: bool = False
+    max_kl: float | None = None
     on_miss: Literal["fresh", "precompute"] = "fresh"
     host_bytes_budget: int = 2 << 30
+    host_policy: Literal["lru", "cost"] = "lru"
+    disk_bytes_budget: int | None = None
+    disk_policy: Literal["lru", "cost"] = "cost"
+    tenant_bytes_max: int | None = None
+    # it may hold a password
+    remote: str = field(default="", repr=False)
+    remote_timeout_ms: int = 1000
+    remote_ttl_s: int = 0
     prefetch_layers_max: int = 4
+    lookahead_requests_max: int = 4
+    slow_loads: Literal["compute", "load"] = "compute"
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 8192
     kv_tokens_max: int = 131072
@@ -73,10 +92,17 @@ class Settings:
     def __post_init__(self) -> None:
         ranges: dict[str, tuple[float, float]] = {
             "recompute_ratio": (0.0, 1.0),
+            "auto_ratio_floor": (0.0, 1.0),
+            "lookahead_requests_max": (0, 4096),
             "gate_kl_max": (0.0, 1e6),
+            "max_kl": (0.0, KL_MAX_LIMIT),
             "threads": (0, 1024),
             "blend_min_tokens": (0, 1 << 30),
             "host_bytes_budget": (1 << 20, 1 << 50),
+            "disk_bytes_budget": (1 << 20, 1 << 60),
+            "tenant_bytes_max": (1, 1 << 60),
+            "remote_timeout_ms": (1, 600_000),
+            "remote_ttl_s": (0, 10 * 366 * 86400),
             "prefetch_layers_max": (1, 1024),
             "max_num_seqs": (1, 4096),
             "max_num_batched_tokens": (16, 1 << 24),
@@ -87,16 +113,24 @@ class Settings:
         }
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
+            if value is None and name in ("auto_ratio_floor", "max_kl", "disk_bytes_budget", "tenant_bytes_max"):
+                continue
+            if name == "recompute_ratio" and value == "auto":
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise RequestError("invalid_request", f"{name} must be a number, not {value!r}", name)
             if not low <= value <= high:
                 raise RequestError("invalid_request", f"{name} is {value}; it must lie in {low:g}..{high:g}", name)
         choices: dict[str, tuple[str, ...]] = {
             "dtype": ("float32", "bfloat16"),
+            "store_dtype": ("auto", "float32", "bfloat16", "int8"),
             "attention": ("auto", "sdpa", "xformers"),
             "conditioning": ("system", "bare", "warm", "neighbours"),
             "on_miss": ("fresh", "precompute"),
+            "host_policy": ("lru", "cost"),
+            "disk_policy": ("lru", "cost"),
             "gate": ("auto", "off"),
+            "slow_loads": ("compute", "load"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -104,6 +138,16 @@ class Settings:
                     "invalid_request", f"{name} is {getattr(self, name)!r}; choose {', '.join(allowed)}", name
                 )
 
+        # the value is not shown: it may hold a password
+        if self.remote and not self.remote.startswith(REMOTE_SCHEMES):
+            schemes = ", ".join(REMOTE_SCHEMES)
+            raise RequestError("invalid_request", f"remote must begin with one of {schemes}", "remote")
+        if self.store_dtype == "float32" and self.dtype != "float32":
+            raise RequestError(
+                "invalid_request",
+                f"store_dtype is 'float32'; it is wider than dtype {self.dtype!r}: choose auto, bfloat16, int8",
+                "store_dtype",
+            )
         try:
             _ = self.selection
         except BadSelection as error:
@@ -113,6 +157,13 @@ class Settings:
     def selection(self) -> SelectorSpec:
         """How rows are chosen where a request says nothing else."""
         return SelectorSpec(**{name: getattr(self, name) for name in SelectorSpec.names()})
+
+    @property
+    def ratio_floor(self) -> float:
+        """The ratio where nothing else is said, and the lowest that `auto` gives."""
+        if self.auto_ratio_floor is not None and self.recompute_ratio == "auto":
+            return self.auto_ratio_floor
+        return DEFAULT_RATIO if self.recompute_ratio == "auto" else self.recompute_ratio
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

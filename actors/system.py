@@ -16,17 +16,21 @@ from kvblend.actors.core.events import Job
 from kvblend.actors.errors import RequestError
 from kvblend.actors.gate import ServingGate
 from kvblend.actors.ingest import IngestRun
+from kvblend.actors.library import Library
 from kvblend.actors.messages import Accepted, Failed, Generate
 from kvblend.actors.open_requests import OpenRequests
+from kvblend.actors.precision import StoreForm, choose_store_form, keep_check
 from kvblend.actors.requests import JobBuilder, check_request
 from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.runtime.mailbox import MailboxClosed, MailboxFull
 from kvblend.actors.selection import check_settings_for
 from kvblend.actors.settings import Settings
 from kvblend.actors.signals import WhenIdle
+from kvblend.actors.stores import check_remote, open_store
 from kvblend.actors.streams import TokenStream
 from kvblend.actors.troupe import Troupe
 from kvblend.engine.assembly import Engine, assemble_engine
+from kvblend.store.files import DiskIO
 from kvblend.store.format import KVShape
 from kvblend.store.stats import StoreStats
 from kvblend.store.store import ChunkStore
@@ -50,7 +54,15 @@ class System:
     Every accepted request's stream ends with exactly one terminal event, whatever crashes.
     """
 
-    def __init__(self, settings: Settings, model: str, engine: Engine, device: DeviceThread, store: ChunkStore) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        model: str,
+        engine: Engine,
+        device: DeviceThread,
+        store: ChunkStore,
+        form: StoreForm | None = None,
+    ) -> None:
         """Use `start`."""
         self.settings = settings
         self.model = model
@@ -58,6 +70,8 @@ class System:
         self._engine = engine
         self._device = device
         self._store = store
+        self.library = Library(store, settings.salt)
+        self._form = form or StoreForm(engine.stored, "set")
         self._jobs = JobBuilder(settings, engine)
         self._gate = ServingGate(settings, engine, device)
         self._open = OpenRequests(lambda name: self._cancel(name, "the client went away", deadline=False))
@@ -66,16 +80,19 @@ class System:
         self._draining = False
         self._closed = False
         self._prompts = ThreadPoolExecutor(2, thread_name_prefix="kvblend-prompt")
-        self._troupe = Troupe(settings, engine, device, store, self._open.push_of_job, self._open.fail_all)
+        push, lost = self._open.push_of_job, self._open.fail_all
+        self._troupe = Troupe(settings, engine, device, store, push, lost, self._gate.bounds)
         self._troupe.fatal.add_done_callback(self._give_up)
         self._gate.start()
 
     @classmethod
-    async def start(cls, settings: Settings, model_path: Path, model_name: str) -> System:
-        """Load the model, open the store, start the actors.
+    async def start(cls, settings: Settings, model_path: Path, model_name: str, io: DiskIO | None = None) -> System:
+        """Load the model, open the store (on `io` in place of the local file system), start the actors.
 
-        Raises what the loaders raise for a bad model (ValueError), and StoreUnusable.
+        Raises what the loaders raise for a bad model (ValueError), StoreUnusable, and RequestError for a remote tier's
+        URL that cannot be used.
         """
+        check_remote(settings)
         device = DeviceThread(capacity=8 * settings.max_num_seqs + 64)
         await device.start()
         store = None
@@ -91,10 +108,13 @@ class System:
                 lambda config: check_settings_for(settings, config.num_layers),
             )
             config = engine.config
-            shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, engine.dtype)
-            store = await ChunkStore.open(settings.store, shape, engine.fingerprint, settings.host_bytes_budget)
-            log.info("attention: %s", engine.attention)
-            return cls(settings, model_name, engine, device, store)
+            form = await choose_store_form(settings, engine, device)
+            engine = await device.submit(engine.storing, form.dtype)
+            shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, engine.stored)
+            store = await open_store(settings, shape, engine.store_fingerprint, io)
+            await asyncio.to_thread(keep_check, settings, engine, form)
+            log.info("attention: %s; chunks are stored as %s: %s", engine.attention, form.dtype, form.reason)
+            return cls(settings, model_name, engine, device, store, form)
         except BaseException:
             if store is not None:
                 await store.close()
@@ -146,8 +166,9 @@ class System:
         details = {
             "model": self.model,
             "attention": self._engine.attention,
+            "store_dtype": {"dtype": self._form.dtype, "reason": self._form.reason},
             "requests": len(self._open),
-            "chunks": self._store.stats().chunks,
+            **self.library.details(),
             "gate": self._gate.figures(),
             **self._troupe.figures(),
         }
@@ -155,13 +176,17 @@ class System:
         failures = tuple(f"gate failed: {reason}" for reason in self._gate.reasons)
         return Readiness(not reasons, (*reasons, *failures), details)
 
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Numbers of the engine, the actors and the store, for metrics."""
+        return {**self._troupe.numbers(), "store": self.library.figures()}
+
     def store_stats(self) -> StoreStats:
         """Figures of the chunk store."""
         return self._store.stats()
 
     def evict_host_nowait(self, chunk_id: str) -> bool:
         """Take a chunk out of host memory (not off the disk); False where it is not there or in use."""
-        return self._store.evict_nowait(chunk_id)
+        return self._store.evict_nowait(chunk_id, self.settings.salt)
 
     def story(self, request_id: str) -> str:
         """What the scheduler saw of one request, an event a line."""
@@ -219,7 +244,7 @@ class System:
         for index, document in enumerate(request.documents):
             if document.id is None:
                 continue
-            ids = await self._store.token_ids(document.id)
+            ids = await self._store.token_ids(document.id, self.settings.salt)
             if ids is None:
                 param = f"documents[{index}].id"
                 raise RequestError("not_found", f"{param} is {document.id[:80]!r}; there is no such chunk", param)

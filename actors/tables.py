@@ -7,16 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 LayerParts = Sequence[tuple[int, memoryview]]
+Captured = list[memoryview] | str
+"""One payload per layer of a captured segment, or why it cannot be stored."""
 
 
 @dataclass(slots=True, eq=False)
 class RequestLayers:
     """The loaded layers of one request that are not in its KV slots yet; a LayerSource for the engine.
 
-    A dict entry is put and taken whole, so the loop and the device thread need no lock.
+    A dict entry is put and taken whole, so the loop and the device thread need no lock. `taken` counts the layers that
+    the device has, for the loader to know how far ahead it is.
     """
 
     arrived: dict[int, LayerParts] = field(default_factory=dict)
+    taken: int = 0
     started_s: float = field(default_factory=time.monotonic)
     loaded_s: float = 0.0
 
@@ -27,7 +31,10 @@ class RequestLayers:
 
     def take(self, layer: int) -> LayerParts | None:
         """The layer, once; None while it is not loaded."""
-        return self.arrived.pop(layer, None)
+        parts = self.arrived.pop(layer, None)
+        if parts is not None:
+            self.taken = layer + 1
+        return parts
 
     @property
     def load_ms(self) -> float:
@@ -40,7 +47,7 @@ class SideTables:
 
     def __init__(self) -> None:
         self.layers: dict[str, RequestLayers] = {}
-        self.captured: dict[tuple[str, int], list[memoryview]] = {}
+        self.captured: dict[tuple[str, int], Captured] = {}
 
     def open_layers(self, request_id: str) -> RequestLayers:
         """The request's layers, made when first asked for."""

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvblend.actors.blender import Blender
+from kvblend.actors.bounds import KLBounds
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.limits import Limits
 from kvblend.actors.core.scheduler import SchedulerState
@@ -48,6 +49,7 @@ class Troupe:
         store: ChunkStore,
         emit: Callable[[StreamEvent], None],
         lost: Callable[[str], None],
+        bounds: KLBounds | None = None,
     ) -> None:
         self._lost = lost
         self._check = settings.debug
@@ -58,12 +60,17 @@ class Troupe:
             max_num_batched_tokens=settings.max_num_batched_tokens,
             blend_min_tokens=settings.blend_min_tokens,
             conditioning=server_conditioning(settings, engine),
+            num_layers=engine.config.num_layers,
+            layer_token_bytes=store.shape.layer_bytes(1),
+            lookahead_requests_max=settings.lookahead_requests_max,
+            ratio_floor=settings.ratio_floor,
+            computes_slow_loads=settings.slow_loads == "compute",
         )
         self._numbers = itertools.count(1)
         self._tables = SideTables()
         self._state = self._new_state()
         self._supervisor = Supervisor(self._crashed)
-        specs = SpecBuilder(settings, engine.tokenizer)
+        specs = SpecBuilder(settings, engine.tokenizer, bounds)
         tables, runner = self._tables, engine.runner
         # every request has at most a submit and a cancel on their way, so has every document that is being stored
         requests = 4 * settings.queue_requests_max + 4 * settings.documents_max + 64
@@ -76,7 +83,16 @@ class Troupe:
             lambda: Blender(runner, device, specs, tables, self.scheduler), 256, "blender"
         )
         self.loader: ActorRef[LoaderMessage] = self._supervisor.spawn(
-            lambda: Loader(store, tables, self.scheduler, self.blender, settings.prefetch_layers_max), 256, "loader"
+            lambda: Loader(
+                store,
+                tables,
+                self.scheduler,
+                self.blender,
+                settings.prefetch_layers_max,
+                ahead_bytes_max=settings.host_bytes_budget // 4,
+            ),
+            256,
+            "loader",
         )
 
     @property
@@ -94,6 +110,21 @@ class Troupe:
             "parity_failures": state.parity_failures,
             "actors": {name: _plain(figures) for name, figures in self._supervisor.statistics().items()},
         }
+
+    def numbers(self) -> dict[str, dict[str, float]]:
+        """What runs and waits (`engine`), and each actor's mailbox depth and restarts (`actors`: `name.depth`)."""
+        state = self._state
+        running = sum(1 for _ in state.running())
+        engine: dict[str, float] = {
+            "num_requests_running": running,
+            "num_requests_waiting": len(state.entries) - running,
+            "kv_tokens_used": state.pages_used * PAGE_TOKENS,
+        }
+        actors: dict[str, float] = {}
+        for name, actor in self._supervisor.statistics().items():
+            actors[f"{name}.depth"] = actor.mailbox.depth + actor.mailbox.system_depth
+            actors[f"{name}.restarts"] = actor.restarts
+        return {"engine": engine, "actors": actors}
 
     def story(self, request_id: str) -> str:
         """What the scheduler saw of one request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,13 +14,17 @@ from kvblend.engine.chat import ChatTemplate
 from kvblend.engine.config import ModelConfig
 from kvblend.engine.kv import SlabPool
 from kvblend.engine.loaders.load import load_model
+from kvblend.engine.precision import Precision, store_fingerprint
 from kvblend.engine.runner import Runner
 from kvblend.engine.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """All that belongs to one loaded model on one device. `attention` says which kernels run and why."""
+    """All that belongs to one loaded model on one device. `attention` says which kernels run and why.
+
+    `store_dtype` is the form of what it stores and loads; "": the compute dtype.
+    """
 
     runner: Runner
     config: ModelConfig
@@ -29,6 +33,25 @@ class Engine:
     fingerprint: str
     dtype: str
     attention: str
+    store_dtype: str = ""
+
+    @property
+    def stored(self) -> str:
+        """The name of the dtype that chunks are stored in."""
+        return self.store_dtype or self.dtype
+
+    @property
+    def store_fingerprint(self) -> str:
+        """What the store calls this model's chunks: those of another dtype have another name."""
+        return store_fingerprint(self.fingerprint, self.dtype, self.stored)
+
+    def storing(self, dtype: str) -> Engine:
+        """The same engine with another form of stored chunks, before it runs anything; for the device thread.
+
+        ValueError for an unknown dtype or one wider than the compute dtype.
+        """
+        self.runner.precision = Precision.of_model(self.runner.model, dtype)
+        return replace(self, store_dtype=dtype)
 
 
 def assemble_engine(

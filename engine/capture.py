@@ -78,4 +78,4 @@ def payload_sensitivity(
     offset = 2 * kv_heads * tokens * head_dim * dtype.itemsize
     if len(payload) == offset:
         return None
-    return torch.frombuffer(payload, dtype=torch.float32, offset=offset)
+    return torch.frombuffer(payload, dtype=torch.float32, offset=offset, count=tokens)

@@ -78,6 +78,11 @@ class PromptLayout:
         del parts[index]
         return PromptLayout.of(parts)
 
+    def with_echo(self) -> PromptLayout:
+        """The layout with its last segment a second time behind itself. IndexError for an empty one."""
+        parts = [(segment.kind, segment.token_ids) for segment in self.segments]
+        return PromptLayout.of([*parts, parts[-1]])
+
     def chunks(self) -> Iterator[tuple[int, Segment]]:
         """The chunk segments with their index among all segments."""
         return ((i, s) for i, s in enumerate(self.segments) if s.kind is SegmentKind.CHUNK)

@@ -7,6 +7,7 @@ import math
 import torch
 
 from kvblend.engine.attention.base import AttentionBackend, attend_scored
+from kvblend.engine.model import Model
 from kvblend.engine.selectors.base import Observation
 from kvblend.engine.sequence import SequenceState, Slice
 
@@ -36,9 +37,24 @@ def check_parity(sequence: SequenceState, current: Slice, k: torch.Tensor) -> No
     old = sequence.slab.k[0].index_select(1, slots).transpose(0, 1)
     fresh = k.index_select(0, cached.to(k.device))
     scale = fresh.abs().max().clamp_min(torch.finfo(k.dtype).tiny)
+    if sequence.precision is not None and sequence.precision.is_narrow:
+        # rounding follows the largest key of a chunk, which may stand in another slice
+        everywhere = sequence.context.cached_rows.to(k.device)
+        scale = torch.maximum(scale, sequence.slab.k[0].index_select(1, everywhere).abs().max())
     error = float((old - fresh).abs().max() / scale)
     # NaN compares as neither larger nor smaller: it must not pass for agreement
     sequence.parity_error = max(sequence.parity_error, math.inf if math.isnan(error) else error)
+
+
+def show_rows(sequence: SequenceState, model: Model) -> None:
+    """Put the logits of the rows that the pass shows into its observation; its slices have all left the last layer."""
+    running = sequence.current
+    if running is None or running.shows_from is None:
+        return
+    parts = [(part.hidden, part.rows >= running.shows_from) for part in sequence.partial]
+    hidden = torch.cat([hidden[shown.to(hidden.device)] for hidden, shown in parts])
+    seen = sequence.observation = sequence.observation or Observation(running.rows)
+    seen.logits = model.logits(hidden)
 
 
 def attend_observed(

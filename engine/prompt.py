@@ -54,7 +54,7 @@ def build_prompt(
     before, after = _encode_turns(tokenizer, template, system, turns)
     parts: list[tuple[SegmentKind, Sequence[int]]] = [(SegmentKind.SYSTEM, before)] if before else []
     for index, document in enumerate(documents):
-        parts.append((SegmentKind.CHUNK, _document_ids(tokenizer, document, f"documents[{index}]")))
+        parts.append((SegmentKind.CHUNK, document_ids(tokenizer, document, f"documents[{index}]")))
     return PromptLayout.of([*parts, (SegmentKind.QUESTION, after)])
 
 
@@ -88,7 +88,8 @@ def cut_chunk_ids(tokenizer: Tokenizer, title: str, text: str, tokens_max: int) 
     return (*whole[: tokens_max - len(end)], *end)
 
 
-def _document_ids(tokenizer: Tokenizer, document: PromptDocument, field: str) -> tuple[int, ...]:
+def document_ids(tokenizer: Tokenizer, document: PromptDocument, field: str) -> tuple[int, ...]:
+    """The ids of a document given as text or as ids. PromptError, naming `field`, where it has none or wrong ones."""
     ids = document.token_ids
     if ids is None:
         return chunk_ids(tokenizer, document.title, document.text, field)

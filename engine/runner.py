@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -11,12 +11,15 @@ import torch
 from kvblend.engine.attention.base import AttentionBackend
 from kvblend.engine.capture import Capture
 from kvblend.engine.contrast import contrast
+from kvblend.engine.kept_layers import KeptLayers
 from kvblend.engine.kv import KVPool
-from kvblend.engine.layout import BlendPlan, Reuse
+from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse
 from kvblend.engine.model import Model
 from kvblend.engine.output import OutputText
+from kvblend.engine.precision import Precision
 from kvblend.engine.sampling import SamplingPlan, sample
 from kvblend.engine.selectors.base import Selector
+from kvblend.engine.selectors.bounded import BoundedSelector
 from kvblend.engine.selectors.plain import PlainSelector
 from kvblend.engine.sequence import LayerSource, SequenceState
 from kvblend.engine.step import Outcome, Step, WorkItem
@@ -27,7 +30,8 @@ class SequenceSpec:
     """What the runner must know to run one prompt. `output` None computes the prompt and samples nothing.
 
     `contrast` is the index of a segment before the last: without it the last one is computed a second time, and its
-    captured KV is that of both (`engine.contrast`).
+    captured KV is that of both (`engine.contrast`). With `echo` it is computed behind a copy of itself, too, and that
+    KV stands behind the other; `tokens_max` has room for the copy.
     """
 
     request_id: str
@@ -39,17 +43,25 @@ class SequenceSpec:
     sampling: SamplingPlan | None = None
     output: OutputText | None = None
     contrast: int | None = None
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillFigures:
-    """Figures of a finished prompt; see architecture.md, Definitions."""
+    """Figures of a finished prompt; see architecture.md, Definitions.
+
+    Where its KL was bounded: `recompute_ratio` is the share that was recomputed in the end, `ratios_tried` are those
+    before it that were not enough, and `kl_estimate` is what the KL is estimated not to exceed.
+    """
 
     tokens_reused: int
     tokens_recomputed: int
     tokens_fresh: int
     charged_ratio: float
     parity_error: float
+    recompute_ratio: float | None = None
+    kl_estimate: float | None = None
+    ratios_tried: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +84,7 @@ class _Running:
     spec: SequenceSpec
     state: SequenceState
     figures_sent: bool = False
-    first: SequenceState | None = None
+    takes: list[SequenceState] = field(default_factory=list)
 
 
 class Runner:
@@ -81,6 +93,7 @@ class Runner:
     def __init__(self, model: Model, backend: AttentionBackend, pool: KVPool) -> None:
         self.model = model
         self.pool = pool
+        self.precision = Precision.of_model(model)
         self.step = Step(model, backend)
         self._running: dict[str, _Running] = {}
 
@@ -102,11 +115,12 @@ class Runner:
         slab = self.pool.reserve(spec.tokens_max)
         try:
             state = SequenceState.start(
-                spec.request_id, plan, spec.selector, slab, config.num_layers, spec.source, capture
+                spec.request_id, plan, spec.selector, slab, config.num_layers, _source(spec), capture
             )
         except BaseException:
             self.pool.release(slab)
             raise
+        state.precision = self.precision
         self._running[spec.request_id] = _Running(spec, state)
 
     def free(self, request_id: str) -> None:
@@ -122,17 +136,27 @@ class Runner:
             running.state.cancelled = True
 
     def payloads(self, request_id: str, segment: int) -> list[memoryview]:
-        """The captured KV of one segment, one payload per layer. Raises KeyError or ValueError where there is none."""
+        """The captured KV of one segment in its stored form, one payload per layer.
+
+        Raises KeyError or ValueError where there is none, UnstorableKV where it cannot be stored in that form.
+        """
+        segments = self._running[request_id].spec.plan.layout.segments
+        tokens = segments[segment].end - segments[segment].start
+        return [self.precision.encode(payload, tokens) for payload in self._computed(request_id, segment)]
+
+    def _computed(self, request_id: str, segment: int) -> list[memoryview]:
+        """The captured KV of one segment as it was computed."""
         running = self._running[request_id]
-        state = running.first or running.state
+        state = running.takes[0] if running.takes else running.state
         if state.capture is None:
             raise ValueError(f"nothing of {request_id} is captured")
         payloads = state.capture.payloads(running.spec.captures.index(segment))
-        if running.first is None or segment != len(running.spec.plan.layout.segments) - 1:
+        if not running.takes or segment != len(running.spec.plan.layout.segments) - 1:
             return payloads
-        config, alone = self.model.config, running.state.capture
-        assert alone is not None  # made with the second computing
-        return contrast(payloads, alone.payloads(0), config.num_kv_heads, config.head_dim, self.model.dtype)
+        config = self.model.config
+        *echo, alone = [take.capture.payloads(0) for take in (*running.takes[1:], running.state) if take.capture]
+        shape = (config.num_kv_heads, config.head_dim, self.model.dtype)
+        return contrast(payloads, alone, *shape, echo=echo[0] if echo else None)
 
     @torch.inference_mode()
     def tick(self, items: Sequence[tuple[str, int]]) -> list[TickResult]:
@@ -159,8 +183,8 @@ class Runner:
 
     def _result(self, running: _Running, outcome: Outcome, tokens: dict[str, int | str]) -> TickResult:
         spec, state = running.spec, running.state
-        if outcome.status == "last_row" and spec.contrast is not None and running.first is None:
-            self._compute_alone(running, spec.contrast)
+        if outcome.status == "last_row" and (layout := _next_take(running)) is not None:
+            self._take_again(running, layout)
             return TickResult(spec.request_id, "running", outcome.rows)
         figures = self._figures(running)
         if outcome.status != "last_row":
@@ -184,10 +208,9 @@ class Runner:
             figures=figures,
         )
 
-    def _compute_alone(self, running: _Running, left_out: int) -> None:
-        """Begin the second computing of the last segment, over what stands before segment `left_out`, in its slots."""
+    def _take_again(self, running: _Running, layout: PromptLayout) -> None:
+        """Begin to compute the last segment of `layout`; what stands before it is in the slots as it is there."""
         first, config = running.state, self.model.config
-        layout = running.spec.plan.layout.without(left_out)
         segment = layout.segments[-1]
         marks = [Reuse.EXACT] * (len(layout.segments) - 1) + [Reuse.FRESH]
         capture = Capture(
@@ -197,20 +220,42 @@ class Runner:
         state = SequenceState.start(
             running.spec.request_id, plan, PlainSelector(), first.slab, config.num_layers, capture=capture
         )
-        # the segments before it lie in the slab since the first computing, turned by its tables
+        # turned by the first computing's tables
         state.installed, state.ropes = config.num_layers, first.ropes
-        running.first, running.state = first, state
+        running.takes.append(first)
+        running.state = state
         # a cancel before the exchange flagged the state that is gone; one behind it, of another thread, must stay
         if first.cancelled:
             state.cancelled = True
 
     def _figures(self, running: _Running) -> PrefillFigures | None:
-        state = running.first or running.state
+        state = running.takes[0] if running.takes else running.state
         if running.figures_sent or state.num_computed_tokens < state.num_prompt_tokens:
             return None
         running.figures_sent = True
-        reused, recomputed, fresh = state.count_tokens()
-        return PrefillFigures(reused, recomputed, fresh, state.charged_ratio, state.parity_error)
+        done = PrefillFigures(*state.count_tokens(), state.charged_ratio, state.parity_error)
+        bounded = running.spec.selector
+        if not isinstance(bounded, BoundedSelector) or not bounded.rungs:
+            return done
+        tried = tuple(rung.shown.ratio for rung in bounded.rungs[:-1])
+        return replace(done, recompute_ratio=bounded.ratio, kl_estimate=bounded.kl_estimate, ratios_tried=tried)
+
+
+def _source(spec: SequenceSpec) -> LayerSource | None:
+    """Where the cached layers come from; a blend that may be raised takes them more than once."""
+    raises = isinstance(spec.selector, BoundedSelector)
+    return KeptLayers(spec.source) if raises and spec.source is not None else spec.source
+
+
+def _next_take(running: _Running) -> PromptLayout | None:
+    """The prompt in which the last segment is to be computed next; the one without a segment comes last, because it
+    writes over that segment's slots.
+    """
+    spec, layout = running.spec, running.spec.plan.layout
+    if spec.contrast is None:
+        return None
+    layouts = [*([layout.with_echo()] if spec.echo else []), layout.without(spec.contrast)]
+    return layouts[len(running.takes)] if len(running.takes) < len(layouts) else None
 
 
 def _sample_one(logits: torch.Tensor, plan: SamplingPlan, position: int) -> int | str:

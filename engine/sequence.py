@@ -11,6 +11,8 @@ import torch
 from kvblend.engine.capture import Capture
 from kvblend.engine.kv import KVSlab
 from kvblend.engine.layout import BlendPlan, Reuse, SegmentKind
+from kvblend.engine.precision import Precision
+from kvblend.engine.repeats import Repeats
 from kvblend.engine.rope import RopeTable
 from kvblend.engine.selectors.base import Observation, Pass, Passes, SelectionContext, Selector
 
@@ -65,8 +67,8 @@ def _span_rows(spans: list[tuple[int, int]]) -> torch.Tensor:
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
 
 
-def selection_context(plan: BlendPlan, num_layers: int) -> SelectionContext:
-    """The selector's view of a plan."""
+def selection_context(plan: BlendPlan, num_layers: int, slots: int = 0) -> SelectionContext:
+    """The selector's view of a plan; `slots` positions are reserved for the sequence."""
     question = plan.layout.segments[-1]
     return SelectionContext(
         num_layers=num_layers,
@@ -80,12 +82,16 @@ def selection_context(plan: BlendPlan, num_layers: int) -> SelectionContext:
             for segment, mark in zip(plan.layout.segments, plan.reuse, strict=True)
             if mark is Reuse.CACHED
         ),
+        slots=slots,
     )
 
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """A sequence between two steps. Written by the device thread only, but for `cancelled`."""
+    """A sequence between two steps. Written by the device thread only, but for `cancelled`.
+
+    `precision` is the form of what `source` hands out; None: the compute dtype.
+    """
 
     request_id: str
     plan: BlendPlan
@@ -94,9 +100,11 @@ class SequenceState:
     passes: Passes
     context: SelectionContext
     token_ids: torch.Tensor
+    repeats: Repeats
     source: LayerSource | None = None
     capture: Capture | None = None
     ropes: tuple[RopeTable, RopeTable] | None = None
+    precision: Precision | None = None
     installed: int = 0
     current: Pass | None = None
     rows_started: int = 0
@@ -126,7 +134,7 @@ class SequenceState:
 
         Raises ValueError where nothing is left to compute, RuntimeError for a first pass that cannot run.
         """
-        context = selection_context(plan, num_layers)
+        context = selection_context(plan, num_layers, slab.capacity)
         if plan.reuse[-1] is not Reuse.FRESH:
             raise ValueError("the last segment of a prompt must be computed fresh: its last row gives the first token")
         capacity = slab.capacity
@@ -141,6 +149,7 @@ class SequenceState:
             selector.passes(context),
             context,
             token_ids,
+            Repeats(plan.layout),
             source if needs_source else None,
             capture,
             installed=0 if needs_source else num_layers,
@@ -209,12 +218,26 @@ class SequenceState:
                 self._finish_prompt(previous)
                 return
             self._check_follows(previous, self.current)
+            self._prepare(self.current)
         else:
             self.num_computed_tokens += int(previous.rows.shape[0])
 
+    def last_hidden(self) -> torch.Tensor:
+        """The last layer's output `[hidden_size]` of the last row that counts: drafts behind the prompt do not."""
+        assert self.frontier is not None  # the pass had rows
+        last = self.num_computed_tokens - 1
+        rows = self.frontier.rows
+        return self.frontier.hidden[int(torch.searchsorted(rows, last)) if int(rows[-1]) > last else -1]
+
+    def _prepare(self, following: Pass) -> None:
+        if following.drafts:
+            self.token_ids[self.num_prompt_tokens :][: len(following.drafts)] = torch.tensor(following.drafts)
+        if following.restores:
+            self.installed, self.sensitivity = 0, None
+
     def _finish_prompt(self, previous: Pass) -> None:
         complete = previous.stop == "output" and previous.layers.stop == self.num_layers
-        if not complete or int(previous.rows[-1]) != self.num_prompt_tokens - 1:
+        if not complete or not bool((previous.rows == self.num_prompt_tokens - 1).any()):
             raise RuntimeError("the selector ended before the prompt's last row left the last layer")
         self.num_computed_tokens = self.num_prompt_tokens
         self.recomputed_rows = int(torch.isin(previous.rows, self.context.cached_rows).sum())

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 
 from kvblend.engine.attention.base import AttentionBackend
-from kvblend.engine.capture import payload_sensitivity, payload_tensors
 from kvblend.engine.model import Model
-from kvblend.engine.observing import attend_observed, check_parity, observe_divergence
-from kvblend.engine.rope import RopeTable, rotate, rotate_into
+from kvblend.engine.observing import attend_observed, check_parity, observe_divergence, show_rows
+from kvblend.engine.precision import Precision
+from kvblend.engine.rope import RopeTable, rotate
 from kvblend.engine.sequence import Frontier, SequenceState, Slice
 
 
@@ -118,16 +118,16 @@ class _Tick:
             self.stalled[id(item)] = layer
             self.moving.remove(item)
             return False
-        config = self.model.config
-        shape = (config.num_kv_heads, config.head_dim, self.model.dtype)
+        stored = sequence.precision or Precision.of_model(self.model)
         for start, payload in loaded:
             end = sequence.end_of(start)
-            k, v = payload_tensors(payload, *shape, end - start)
-            sequence.note_sensitivity(start, payload_sensitivity(payload, *shape, end - start))
-            cos, sin = self._rope(sequence, layer).span(start, end)
+            sequence.note_sensitivity(start, stored.sensitivity(payload, end - start))
             slots_k, slots_v = sequence.slab.view(layer, end)
-            rotate_into(slots_k[:, start:], k.to(self.model.device, self.model.dtype), cos, sin)
-            slots_v[:, start:].copy_(v)
+            slots = slots_k[:, start:], slots_v[:, start:]
+            turn = self._rope(sequence, layer).span(start, end)
+            stored.decode_into(payload, end - start, slots, turn)
+            if (echo := stored.echo(payload, end - start)) is not None:
+                stored.decode_rows_into(echo, end - start, slots, turn, sequence.repeats.of(start))
         sequence.installed = layer + 1
         return True
 
@@ -175,14 +175,18 @@ class _Tick:
         return True
 
     def _keep_last_row(self, item: WorkItem) -> None:
-        """Behind the last layer only a slice's last row can matter: the others have written their K and V."""
+        """Behind the last layer a slice's shown rows and its last can matter: the others have written their K and V."""
         current, running = _slice(item), item.sequence.current
-        if running is None or running.observe == "attention" or current.rows.shape[0] == 1:
+        if running is None or running.observe == "attention":
+            return
+        shown = 0 if running.shows_from is None else int((current.rows >= running.shows_from).sum())
+        first = current.rows.shape[0] - max(1, shown)
+        if first == 0:
             return
         if current.q is not None:
-            current.q = current.q[-1:]
-        current.hidden, current.rows = current.hidden[-1:], current.rows[-1:]
-        current.rows_device = current.rows_device[-1:]
+            current.q = current.q[first:]
+        current.hidden, current.rows = current.hidden[first:], current.rows[first:]
+        current.rows_device = current.rows_device[first:]
         current.plans = {}
 
     def _attend(self, item: WorkItem, layer: int) -> torch.Tensor:
@@ -233,10 +237,11 @@ class _Tick:
         if sequence.rows_started < sequence.current.rows.shape[0]:
             self.moving.remove(item)
             return
+        if sequence.current.shows_from is not None:
+            show_rows(sequence, self.model)
         sequence.end_pass()
         if sequence.current is None:
-            assert sequence.frontier is not None  # the pass had rows
-            self.finished[id(item)] = sequence.frontier.hidden[-1]
+            self.finished[id(item)] = sequence.last_hidden()
             sequence.frontier = None
             self.moving.remove(item)
             return

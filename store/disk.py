@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import logging
 import mmap
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from kvblend.store.errors import ChunkDamaged, ChunkError, ForeignFile, StoreUnusable, StoreWriteFailed
+from kvblend.store.catalog import CATALOG_NAME, Catalog, Layout
+from kvblend.store.errors import ChunkDamaged, ForeignFile, StoreUnusable, StoreWriteFailed
 from kvblend.store.files import AiofilesIO, DiskIO, FileHead
 from kvblend.store.format import (
     Buffer,
@@ -28,28 +28,25 @@ from kvblend.store.format import (
 )
 from kvblend.store.index import IndexRow
 from kvblend.store.keys import ChunkKey
+from kvblend.store.limits import StoreLimits
 from kvblend.store.root import claim_root, release_root
+from kvblend.store.scan import CHUNK_SUFFIX as CHUNK_SUFFIX
+from kvblend.store.scan import TEMP_SUFFIX as TEMP_SUFFIX
+from kvblend.store.scan import FolderScan
+from kvblend.store.scan import ScanReport as ScanReport
 
 log = logging.getLogger("kvblend.store")
 
 CHUNKS_NAME = "chunks"
 DAMAGED_NAME = "damaged"
-CHUNK_SUFFIX = ".kvc"
-TEMP_SUFFIX = ".tmp"
-SCAN_FILES_MAX = 64
-"""How many files one job of the scan opens."""
-
-_FOLDER_NAME = re.compile(r"[0-9a-f]{2}")
-_FILE_STEM = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(slots=True)
-class ScanReport:
-    """What lies in the folder: usable chunks by digest, and how many files were skipped for which reason."""
+class ReadyFile(NamedTuple):
+    """A chunk file that waits to be written: its header, the bytes of its header region, and the layers."""
 
-    rows: dict[bytes, IndexRow] = field(default_factory=dict)
-    damaged: int = 0
-    foreign: int = 0
+    header: ChunkHeader
+    region: bytes
+    layers: Sequence[memoryview]
 
 
 def allocate(num_bytes: int) -> memoryview:
@@ -60,30 +57,44 @@ def allocate(num_bytes: int) -> memoryview:
 class DiskTier:
     """The files of one store folder, for one model's fingerprint and KV shape."""
 
-    def __init__(self, root: Path, shape: KVShape, fingerprint: str, io: DiskIO, lock: int) -> None:
+    def __init__(self, root: Path, layout: Layout, io: DiskIO, lock: int, catalog: Catalog) -> None:
         self._root = root
-        self._shape = shape
-        self._fingerprint = fingerprint
+        self._layout = layout
         self._io = io
         self._lock = lock
+        self.catalog = catalog
         self._synced_folders: set[Path] = set()
 
     @classmethod
     async def open(
-        cls, root: Path, shape: KVShape, fingerprint: str, io: DiskIO | None = None
+        cls,
+        root: Path,
+        shape: KVShape,
+        fingerprint: str,
+        io: DiskIO | None = None,
+        limits: StoreLimits | None = None,
     ) -> tuple[DiskTier, ScanReport]:
-        """Claim the folder, sweep temporary files and read every header.
+        """Claim the folder, sweep temporary files, and find the chunks: in the catalog, or by reading their headers.
 
         `io` is closed with the tier, or here when opening fails. Raises StoreUnusable.
         """
         io = io or AiofilesIO()
+        layout, catalog = Layout(fingerprint, shape), None
         claim = asyncio.ensure_future(io.compute(claim_root, root))
         try:
-            tier = cls(root, shape, fingerprint, io, await asyncio.shield(claim))
+            lock = await asyncio.shield(claim)
+            if limits is not None:
+                await io.compute(limits.check_folder, root)
             await io.make_folder(root / CHUNKS_NAME)
             await io.sync_folder(root)
-            return tier, await tier._scan()
+            catalog, known = await Catalog.open(root / CATALOG_NAME, layout)
+            found = await FolderScan(root / CHUNKS_NAME, layout, io, _read_header, catalog, known).run()
+            if found.foreign:
+                log.warning("store %s: %d files of another model, shape or version left alone", root, found.foreign)
+            return cls(root, layout, io, lock, catalog), found
         except BaseException as error:
+            if catalog is not None:
+                await catalog.close()
             # a claim that outlives its cancelled opener would keep the folder locked
             await asyncio.wait({claim})
             if not claim.cancelled() and claim.exception() is None:
@@ -95,6 +106,7 @@ class DiskTier:
 
     async def close(self) -> None:
         """Wait for what is running, end the threads and give the folder back."""
+        await self.catalog.close()
         await self._io.close()
         release_root(self._lock)
 
@@ -104,18 +116,24 @@ class DiskTier:
         return self._root / CHUNKS_NAME / name[:2] / (name + CHUNK_SUFFIX)
 
     async def write(self, key: ChunkKey, packed_ids: bytes, layers: Sequence[memoryview]) -> IndexRow:
-        """Write a chunk's file and make it durable. `layers` are payloads of one of `KVShape.layer_lengths`.
+        """`prepare` and `write_ready` in one."""
+        return await self.write_ready(await self.prepare(key, packed_ids, layers))
 
-        Raises StoreWriteFailed, with no file of this chunk left behind.
-        """
+    async def prepare(self, key: ChunkKey, packed_ids: bytes, layers: Sequence[memoryview]) -> ReadyFile:
+        """A chunk's file before it is written. `layers` are payloads of one of `KVShape.layer_lengths`."""
         checksums = await self._io.compute(_checksum_all, layers)
-        header, region = build_header(key, packed_ids, self._shape, checksums, len(layers[0]))
+        return ReadyFile(*build_header(key, packed_ids, self._layout.shape, checksums, len(layers[0])), layers)
+
+    async def write_ready(self, ready: ReadyFile) -> IndexRow:
+        """Write a chunk's file and make it durable. Raises StoreWriteFailed, with no file of this chunk left behind."""
+        header, key = ready.header, ready.header.key
         target = self.path_of(key.digest)
         temp = target.with_suffix(TEMP_SUFFIX)
-        leftover = temp
+        leftover: Path | None = None
         try:
             await self._make_chunk_folder(target.parent)
-            size = await self._io.write_file(temp, _file_parts(region, layers))
+            leftover = temp
+            size = await self._io.write_file(temp, _file_parts(ready.region, ready.layers))
             if size != header.file_bytes:
                 raise OSError(f"{size} of {header.file_bytes} bytes were written")
             await self._io.rename(temp, target)
@@ -123,12 +141,13 @@ class DiskTier:
             await self._io.sync_folder(target.parent)
         except BaseException as error:
             self._synced_folders.discard(target.parent)
-            with contextlib.suppress(OSError):
-                await self._io.remove(leftover)
+            if leftover is not None:
+                with contextlib.suppress(OSError):
+                    await self._io.remove(leftover)
             if isinstance(error, OSError):
                 raise StoreWriteFailed(f"chunk {key.id} could not be written to {target}: {error}") from error
             raise
-        return IndexRow(header.num_tokens, header.file_bytes)
+        return IndexRow.of(key, header.num_tokens, header.file_bytes)
 
     async def read_header(self, digest: bytes) -> ChunkHeader:
         """The header of a chunk's file. Raises OSError, ChunkDamaged, or ForeignFile."""
@@ -136,7 +155,12 @@ class DiskTier:
         (head,) = await self._io.read_heads([path])
         if isinstance(head, OSError):
             raise head
-        return self._check_head(path, head)
+        header = _read_header(path, head)
+        if header.key.fingerprint != self._layout.fingerprint:
+            raise ForeignFile("it was computed with another model")
+        if header.shape != self._layout.shape:
+            raise ForeignFile(f"its shape is {header.shape}; this store holds {self._layout.shape}")
+        return header
 
     async def read_layers(self, header: ChunkHeader, data: memoryview, first: int, stop: int) -> None:
         """Read layers `first..stop-1` in one go into their places in `data` (the file's data) and verify them.
@@ -171,6 +195,10 @@ class DiskTier:
         await self._io.remove(path)
         await self._io.sync_folder(path.parent)
 
+    async def discard(self, digest: bytes) -> None:
+        """Remove a chunk's file, not for good: after a loss of power it may be there again. Raises OSError."""
+        await self._io.remove(self.path_of(digest))
+
     async def copy(self, view: memoryview) -> memoryview:
         """A writable copy of the bytes."""
         return memoryview(await self._io.compute(bytearray, view))
@@ -181,59 +209,13 @@ class DiskTier:
             await self._io.sync_folder(folder.parent)
             self._synced_folders.add(folder)
 
-    def _check_head(self, path: Path, head: FileHead) -> ChunkHeader:
-        header = parse_header(head.first, head.file_bytes)
-        if header.key.id != path.stem:
-            raise ChunkDamaged("its name is not the id of its content")
-        if header.key.fingerprint != self._fingerprint:
-            raise ForeignFile("it was computed with another model")
-        if header.shape != self._shape:
-            raise ForeignFile(f"its shape is {header.shape}; this store holds {self._shape}")
-        return header
 
-    async def _scan(self) -> ScanReport:
-        report = ScanReport()
-        folder = self._root / CHUNKS_NAME
-        names = await self._io.list_folder(folder)
-        async with asyncio.TaskGroup() as group:
-            for name in names:
-                if _FOLDER_NAME.fullmatch(name):
-                    group.create_task(self._scan_folder(folder / name, report))
-        if report.foreign:
-            log.warning("store %s: %d files of another model, shape or version left alone", self._root, report.foreign)
-        return report
-
-    async def _scan_folder(self, folder: Path, report: ScanReport) -> None:
-        try:
-            names = [Path(name) for name in await self._io.list_folder(folder)]
-        except OSError as error:
-            log.warning("store folder %s cannot be read and is skipped: %s", folder, error)
-            return
-        known = [folder / name for name in names if _FILE_STEM.fullmatch(name.stem)]
-        for path in known:
-            if path.suffix == TEMP_SUFFIX:
-                with contextlib.suppress(OSError):
-                    await self._io.remove(path)
-        paths = [path for path in known if path.suffix == CHUNK_SUFFIX]
-        for begin in range(0, len(paths), SCAN_FILES_MAX):
-            batch = paths[begin : begin + SCAN_FILES_MAX]
-            heads = await self._io.read_heads(batch)
-            await self._io.compute(self._judge, batch, heads, report)
-
-    def _judge(self, paths: Sequence[Path], heads: Sequence[FileHead | OSError], report: ScanReport) -> None:
-        """Sort files into usable, foreign and damaged. Runs in a thread, and changes `report` key by key only."""
-        for path, head in zip(paths, heads, strict=True):
-            try:
-                if isinstance(head, OSError):
-                    raise head
-                header = self._check_head(path, head)
-            except ForeignFile:
-                report.foreign += 1
-            except (ChunkError, OSError) as error:
-                report.damaged += 1
-                log.warning("chunk file %s is skipped: %s", path, error)
-            else:
-                report.rows[header.key.digest] = IndexRow(header.num_tokens, header.file_bytes)
+def _read_header(path: Path, head: FileHead) -> ChunkHeader:
+    """The header of a chunk file of any model. Raises ForeignFile and ChunkDamaged."""
+    header = parse_header(head.first, head.file_bytes)
+    if header.key.id != path.stem or path.parent.name != path.stem[:2]:
+        raise ChunkDamaged("its name is not the id of its content")
+    return header
 
 
 def _checksum_all(layers: Sequence[memoryview]) -> list[bytes]:

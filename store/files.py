@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import errno
 import os
 import stat
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ from aiofiles.os import wrap
 
 from kvblend.store.errors import ChunkError
 from kvblend.store.format import ALIGNMENT_BYTES, Buffer, header_region_bytes
+from kvblend.store.tasks import end_threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class DiskIO(Protocol):
     """
 
     async def list_folder(self, path: Path) -> list[str]:
-        """Names in a folder, in no order."""
+        """Names in a folder, in no order. A link to a folder is none."""
 
     async def read_heads(self, paths: Sequence[Path]) -> list[FileHead | OSError]:
         """The head of each file, or the error that kept it from being read."""
@@ -53,7 +53,7 @@ class DiskIO(Protocol):
         """Remove a file; one that is not there is no error."""
 
     async def make_folder(self, path: Path) -> None:
-        """Make a folder; one that is there is no error."""
+        """Make a folder; one that is there is no error, a link to one is."""
 
     async def sync_folder(self, path: Path) -> None:
         """Fsync a folder, so that what was renamed or made in it survives a loss of power."""
@@ -81,7 +81,7 @@ class AiofilesIO:
 
     async def list_folder(self, path: Path) -> list[str]:
         """Names in a folder, in no order."""
-        return await self.compute(os.listdir, path)
+        return await self.compute(_list_folder, path)
 
     async def read_heads(self, paths: Sequence[Path]) -> list[FileHead | OSError]:
         """The head of each file, all in one job."""
@@ -105,7 +105,7 @@ class AiofilesIO:
 
     async def make_folder(self, path: Path) -> None:
         """Make a folder; one that is there is no error."""
-        await self.compute(os.makedirs, path, exist_ok=True)
+        await self.compute(_make_folder, path)
 
     async def sync_folder(self, path: Path) -> None:
         """Fsync a folder."""
@@ -113,15 +113,21 @@ class AiofilesIO:
 
     async def close(self) -> None:
         """End the threads once their jobs are done, without making the event loop wait for them."""
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        await end_threads(self._executor)
 
-        def end() -> None:
-            self._executor.shutdown(wait=True)
-            loop.call_soon_threadsafe(ended.set)
 
-        threading.Thread(target=end, name="kvblend-store-close").start()
-        await ended.wait()
+def _list_folder(path: Path) -> list[str]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.listdir(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_folder(path: Path) -> None:
+    os.makedirs(path, exist_ok=True)
+    if path.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "a link, which could lead out of the store, is no folder", str(path))
 
 
 def sync_folder(path: Path) -> None:
@@ -145,7 +151,8 @@ def write_whole(path: Path, parts: Sequence[Buffer]) -> int:
         return os.fstat(file.fileno()).st_size
 
 
-def _open_regular(path: Path) -> int:
+def open_regular(path: Path) -> int:
+    """A descriptor to read a regular file, blocking. Raises OSError, for a link and any other kind of file too."""
     # not blocking, so that a pipe put there by hand cannot hold a thread for ever
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -154,8 +161,9 @@ def _open_regular(path: Path) -> int:
     return descriptor
 
 
-def _read_head(path: Path) -> FileHead:
-    descriptor = _open_regular(path)
+def read_head(path: Path) -> FileHead:
+    """The head of one file, blocking. Raises OSError."""
+    descriptor = open_regular(path)
     try:
         first = os.pread(descriptor, ALIGNMENT_BYTES, 0)
         # a head that promises nonsense is returned as it is: the parser says what is wrong with it
@@ -172,14 +180,14 @@ def _read_heads(paths: Sequence[Path]) -> list[FileHead | OSError]:
     heads: list[FileHead | OSError] = []
     for path in paths:
         try:
-            heads.append(_read_head(path))
+            heads.append(read_head(path))
         except OSError as error:
             heads.append(error)
     return heads
 
 
 def _read_into(path: Path, offset: int, view: memoryview) -> int:
-    descriptor = _open_regular(path)
+    descriptor = open_regular(path)
     try:
         done = 0
         while done < len(view) and (got := os.preadv(descriptor, [view[done:]], offset + done)):

@@ -19,7 +19,10 @@ MAGIC = b"\x89KVBLEND"
 ALIGNMENT_BYTES = 4096
 HEADER_BYTES_MAX = 16 << 20
 """The longest header region that is read or written: room for about four million tokens."""
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+SCALED_DTYPES = frozenset({"int8"})
+"""Those with float32 scales behind K and V: of K per head and channel, of V per head and token."""
+SCALE_BYTES = 4
 TOKEN_FLOAT_BYTES = 4
 SHAPE_MAX = {"num_layers": 4096, "num_kv_heads": 65536, "head_dim": 65536}
 
@@ -33,7 +36,7 @@ _FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The KV of one model: `dtype` is `float32`, `bfloat16` or `float16`. ValueError names a field out of its range."""
+    """The stored KV of one model: `dtype` is one of `DTYPE_BYTES`. ValueError names a field out of its range."""
 
     num_layers: int
     num_kv_heads: int
@@ -49,13 +52,17 @@ class KVShape:
             raise ValueError(f"dtype is {self.dtype!r}; choose {', '.join(DTYPE_BYTES)}")
 
     def layer_bytes(self, num_tokens: int) -> int:
-        """Bytes of one layer's payload: K then V, each `[num_kv_heads, num_tokens, head_dim]`."""
-        return 2 * self.num_kv_heads * num_tokens * self.head_dim * DTYPE_BYTES[self.dtype]
+        """Bytes of one layer's payload: K then V, each `[num_kv_heads, num_tokens, head_dim]`, then scales, if any."""
+        numbers = 2 * self.num_kv_heads * num_tokens * self.head_dim * DTYPE_BYTES[self.dtype]
+        scales = self.num_kv_heads * (self.head_dim + num_tokens) if self.dtype in SCALED_DTYPES else 0
+        return numbers + SCALE_BYTES * scales
 
-    def layer_lengths(self, num_tokens: int) -> tuple[int, int]:
-        """The lengths that a layer may have: K and V alone, or with one float32 per token behind them."""
-        kv = self.layer_bytes(num_tokens)
-        return kv, kv + TOKEN_FLOAT_BYTES * num_tokens
+    def layer_lengths(self, num_tokens: int) -> tuple[int, int, int]:
+        """The lengths that a layer may have: K and V alone, or with one float32 per token behind them, or with those
+        and K and V a second time.
+        """
+        kv, floats = self.layer_bytes(num_tokens), TOKEN_FLOAT_BYTES * num_tokens
+        return kv, kv + floats, 2 * kv + floats
 
 
 class LayerSpan(NamedTuple):
@@ -124,7 +131,7 @@ def build_header(
     allowed = shape.layer_lengths(len(packed_ids) // TOKEN_BYTES)
     length = allowed[0] if length is None else length
     if length not in allowed:
-        raise ValueError(f"a layer has {length} bytes; it must have {allowed[0]} or {allowed[1]}")
+        raise ValueError(f"a layer has {length} bytes; it must have {' or '.join(map(str, allowed))}")
     spans = tuple(LayerSpan(index * align(length), length, value) for index, value in enumerate(checksums))
     values = (
         key.fingerprint, key.salt, key.conditioning, packed_ids, shape.num_layers, shape.num_kv_heads, shape.head_dim,
@@ -212,11 +219,11 @@ def _build_from(fields: dict[str, Any], data_start: int) -> ChunkHeader:
     return ChunkHeader(key, packed_ids, shape, spans, data_start)
 
 
-def _read_length(first: object, allowed: tuple[int, int]) -> int:
+def _read_length(first: object, allowed: Sequence[int]) -> int:
     """The length of all layers, as the first one's entry has it."""
     length = first[1] if type(first) is list and len(first) == 3 else None
     if type(length) is not int or length not in allowed:
-        raise ChunkDamaged(f"layer 0 does not have {allowed[0]} or {allowed[1]} bytes")
+        raise ChunkDamaged(f"layer 0 does not have {' or '.join(map(str, allowed))} bytes")
     return length
 
 

@@ -40,7 +40,7 @@ def check_layers(layers: Sequence[Buffer], shape: KVShape, num_tokens: int) -> l
     views = [memoryview(layer) for layer in layers]
     # the first one says whether anything stands behind K and V; the others must agree
     if views[0].nbytes not in allowed:
-        raise ValueError(f"layers[0] has {views[0].nbytes} bytes; it must have {allowed[0]} or {allowed[1]}")
+        raise ValueError(f"layers[0] has {views[0].nbytes} bytes; it must have {' or '.join(map(str, allowed))}")
     wanted = views[0].nbytes
     for index, view in enumerate(views):
         if view.nbytes != wanted or not view.c_contiguous:

@@ -13,6 +13,7 @@ FORMAT_VERSION = 1
 DIGEST_BYTES = 32
 TOKEN_BYTES = 4
 TOKEN_ID_MAX = (1 << 32) - 1
+TENANT_TAG_CHARS = 12
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -85,6 +86,11 @@ class ChunkKey:
     def id(self) -> str:
         """The digest as 64 lower-case hex characters: the public chunk id and the file's name."""
         return self.digest.hex()
+
+
+def tenant_tag(salt: str) -> str:
+    """A short name of a tenant that does not give its salt away: 12 hex characters, or `-` for the empty salt."""
+    return blake3(salt.encode()).hexdigest()[:TENANT_TAG_CHARS] if salt else "-"
 
 
 def id_digest(chunk_id: str) -> bytes | None:

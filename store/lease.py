@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 from kvblend.store.keys import ChunkKey
 from kvblend.store.pool import PoolEntry
 from kvblend.store.reads import LayerReader
-
-Tier = Literal["host", "disk"]
+from kvblend.store.tiers import Tier
 
 
 class ChunkLease:
@@ -22,13 +21,11 @@ class ChunkLease:
 
     __slots__ = ("_entry", "_give_back", "_reader", "_released", "key", "num_tokens", "tier")
 
-    def __init__(
-        self, entry: PoolEntry, tier: Tier, reader: LayerReader, give_back: Callable[[PoolEntry], None]
-    ) -> None:
+    def __init__(self, entry: PoolEntry, reader: LayerReader, give_back: Callable[[PoolEntry], None]) -> None:
         """`entry` is pinned for this lease; `give_back` is called once, to unpin it."""
         self.key: ChunkKey = entry.key
         self.num_tokens = entry.num_tokens
-        self.tier: Tier = tier
+        self.tier: Tier = "host" if entry.is_ready else entry.origin
         self._entry = entry
         self._give_back = give_back
         self._reader = reader

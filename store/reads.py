@@ -1,26 +1,29 @@
-"""Reading layers from disk into pool entries: one read for all who wait for it, whoever of them gives up."""
+"""Reading layers from the tiers below into pool entries: one read for all who wait for it, whoever of them gives up."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
-from kvblend.store.disk import DiskTier
 from kvblend.store.errors import ChunkDamaged
 from kvblend.store.pool import HostPool, PoolEntry
 from kvblend.store.tasks import TaskSet
 
 OnFailure = Callable[[PoolEntry, Exception], None]
+OnComplete = Callable[[PoolEntry], None]
 
 
 class LayerReader:
-    """Brings layers of pinned entries into memory. `on_failure` hears of each entry's first failed read."""
+    """Brings layers of pinned entries into memory, each from the entry's own source.
 
-    def __init__(self, disk: DiskTier | None, pool: HostPool, tasks: TaskSet, on_failure: OnFailure) -> None:
-        self._disk = disk
+    `on_failure` hears of each entry's first failed read; `on_complete`, once it is set, of entries that are whole.
+    """
+
+    def __init__(self, pool: HostPool, tasks: TaskSet, on_failure: OnFailure) -> None:
         self._pool = pool
         self._tasks = tasks
         self._on_failure = on_failure
+        self.on_complete: OnComplete | None = None
         self.closed = False
         self.layers_read = 0
         self.bytes_read = 0
@@ -47,7 +50,7 @@ class LayerReader:
     def _check_readable(self, entry: PoolEntry) -> None:
         if entry.failure is not None:
             raise ChunkDamaged(entry.failure)
-        if self.closed or self._disk is None:
+        if self.closed or entry.source is None:
             raise ChunkDamaged("the store was closed before all layers were read")
 
     def _start(self, entry: PoolEntry, first: int, stop: int) -> None:
@@ -59,9 +62,9 @@ class LayerReader:
 
     async def _read(self, entry: PoolEntry, first: int, stop: int) -> None:
         try:
-            if self._disk is None or entry.header is None or entry.data is None:
+            if entry.source is None or entry.header is None or entry.data is None:
                 raise ChunkDamaged("the chunk has no file")
-            await self._disk.read_layers(entry.header, entry.data, first, stop)
+            await entry.source.read_layers(entry.header, entry.data, first, stop)
         except Exception as error:  # whatever it was, the waiters get a miss and the store goes on
             if entry.failure is None:
                 entry.failure = str(error) or type(error).__name__
@@ -70,6 +73,8 @@ class LayerReader:
             entry.mark_ready(first, stop)
             self.layers_read += stop - first
             self.bytes_read += sum(span.length for span in entry.header.layers[first:stop])
+            if self.on_complete is not None and entry.is_ready:
+                self.on_complete(entry)
         finally:
             for index in range(first, stop):
                 del entry.reads[index]

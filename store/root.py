@@ -5,6 +5,7 @@ Everything here blocks; the disk tier runs it off the event loop.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -30,14 +31,14 @@ def claim_root(root: Path) -> int:
     """
     try:
         _make_root(root)
-        is_store = _check_marker(root)
+        is_store = check_marker(root)
         if not os.access(root, os.W_OK | os.X_OK):
             raise StoreUnusable(root, "it is not writable")
         lock = _take_lock(root)
     except OSError as error:
         raise StoreUnusable(root, _explain(error)) from error
     try:
-        if not is_store and not _check_marker(root):
+        if not is_store and not check_marker(root):
             _write_marker(root)
     except OSError as error:
         os.close(lock)
@@ -69,7 +70,7 @@ def _make_root(root: Path) -> None:
     sync_folder(root.parent)
 
 
-def _check_marker(root: Path) -> bool:
+def check_marker(root: Path) -> bool:
     """True for a store of this version, False for a folder that may become one; StoreUnusable for any other."""
     marker = root / MARKER_NAME
     if not marker.is_file():
@@ -98,12 +99,26 @@ def _take_lock(root: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        owner = _read_owner(lock)
         os.close(lock)
-        raise StoreUnusable(root, "it is in use by another process") from None
+        raise StoreUnusable(root, f"it is in use by another process{owner}") from None
     except OSError:
         os.close(lock)
         raise
+    # only for the message above; a full disk does not matter here
+    with contextlib.suppress(OSError):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     return lock
+
+
+def _read_owner(lock: int) -> str:
+    """Who holds the lock, as far as its file says."""
+    with contextlib.suppress(OSError):
+        text = os.pread(lock, 32, 0).strip()
+        if text.isdigit():
+            return f" (pid {int(text)})"
+    return ""
 
 
 def _write_marker(root: Path) -> None:

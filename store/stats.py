@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from kvblend.store.index import ChunkIndex
+from kvblend.store.index import ChunkIndex, TenantUse
 from kvblend.store.pool import HostPool
 from kvblend.store.reads import LayerReader
+from kvblend.store.space import DiskSpace
+from kvblend.store.tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStats:
+    """What one tenant has on disk, and how many of its chunks went to make room since the store was opened."""
+
+    chunks: int
+    disk_bytes: int
+    evictions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +27,15 @@ class StoreStats:
 
     `host_bytes` may exceed the budget by leased data only. `damaged` counts chunks found unreadable, at the start or
     later; `foreign` counts files of another model, shape or version, which are left alone. `hits_*` and `misses` count
-    calls of `lease`.
+    calls of `lease`. `evictions` are those from host memory. `remote_waiting` chunks are on their way to the remote
+    tier, `remote_skipped` were not sent because too many waited. `headers_read` counts the files that the start had to
+    open because the index did not know them. `tenants` goes by `tenant_tag`. A budget of None is no limit.
     """
 
     chunks: int
     disk_bytes: int
+    disk_bytes_budget: int | None
+    tenant_bytes_max: int | None
     host_chunks: int
     host_bytes: int
     host_bytes_budget: int
@@ -27,14 +43,22 @@ class StoreStats:
     leases: int
     hits_host: int
     hits_disk: int
+    hits_remote: int
     misses: int
     writes: int
     writes_failed: int
+    remote_writes: int
+    remote_failed: int
+    remote_skipped: int
+    remote_waiting: int
     layers_read: int
     bytes_read: int
     evictions: int
+    evictions_disk: int
     damaged: int
     foreign: int
+    headers_read: int
+    tenants: Mapping[str, TenantStats] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -44,20 +68,38 @@ class Counts:
     leases: int = 0
     hits_host: int = 0
     hits_disk: int = 0
+    hits_remote: int = 0
     misses: int = 0
     writes: int = 0
     writes_failed: int = 0
+    remote_writes: int = 0
+    remote_failed: int = 0
+    remote_skipped: int = 0
+    remote_waiting: int = 0
     damaged: int = 0
     foreign: int = 0
+    headers_read: int = 0
+
+    def count_lease(self, tier: Tier) -> None:
+        """One more lease is out, of a chunk that was in this tier."""
+        self.leases += 1
+        if tier == "host":
+            self.hits_host += 1
+        elif tier == "disk":
+            self.hits_disk += 1
+        else:
+            self.hits_remote += 1
 
 
 def count_stats(
-    counts: Counts, index: ChunkIndex, pool: HostPool, reader: LayerReader, *, has_disk: bool
+    counts: Counts, index: ChunkIndex, space: DiskSpace, pool: HostPool, reader: LayerReader, *, has_disk: bool
 ) -> StoreStats:
     """One snapshot of a store's parts; without a disk, its chunks are those in the pool."""
     return StoreStats(
         chunks=len(index) if has_disk else len(pool),
         disk_bytes=index.file_bytes,
+        disk_bytes_budget=space.bytes_budget,
+        tenant_bytes_max=space.tenant_bytes_max,
         host_chunks=len(pool),
         host_bytes=pool.num_bytes,
         host_bytes_budget=pool.bytes_budget,
@@ -65,12 +107,26 @@ def count_stats(
         leases=counts.leases,
         hits_host=counts.hits_host,
         hits_disk=counts.hits_disk,
+        hits_remote=counts.hits_remote,
         misses=counts.misses,
         writes=counts.writes,
         writes_failed=counts.writes_failed,
+        remote_writes=counts.remote_writes,
+        remote_failed=counts.remote_failed,
+        remote_skipped=counts.remote_skipped,
+        remote_waiting=counts.remote_waiting,
         layers_read=reader.layers_read,
         bytes_read=reader.bytes_read,
         evictions=pool.evictions,
+        evictions_disk=space.evictions,
         damaged=counts.damaged,
         foreign=counts.foreign,
+        headers_read=counts.headers_read,
+        tenants=_count_tenants(index, space),
     )
+
+
+def _count_tenants(index: ChunkIndex, space: DiskSpace) -> dict[str, TenantStats]:
+    none = TenantUse()
+    uses = {tag: index.tenants.get(tag, none) for tag in sorted({*index.tenants, *space.tenant_evictions})}
+    return {tag: TenantStats(use.chunks, use.file_bytes, space.tenant_evictions[tag]) for tag, use in uses.items()}

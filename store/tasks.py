@@ -1,9 +1,11 @@
-"""Tasks that belong to the store and outlive whoever waits for them."""
+"""Tasks and threads that belong to the store, and how they end."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -38,3 +40,16 @@ class TaskSet:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()
+
+
+async def end_threads(executor: ThreadPoolExecutor) -> None:
+    """End an executor's threads once their jobs are done, without making the event loop wait for them."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        executor.shutdown(wait=True)
+        loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=end, name="kvblend-store-close").start()
+    await ended.wait()

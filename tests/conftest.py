@@ -22,6 +22,8 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+pytest_plugins = ["redis_server", "remote_rig"]
+
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 STRESS_FACTOR = 40
 LEAK_GRACE_S = 3.0

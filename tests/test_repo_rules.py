@@ -44,7 +44,7 @@ IMPORTS: dict[str, Room] = {
         (*WAITING, *PICKLES, "time", "random"),
     ),
     "engine/selectors/spec.py": Room((), (), (*WAITING, *PICKLES, "os", "time", "random")),
-    "store": Room(("store",), ("aiofiles", "msgpack", "blake3"), ("socket", "subprocess", "random", *PICKLES)),
+    "store": Room(("store",), ("aiofiles", "msgpack", "blake3", "redis"), ("socket", "subprocess", "random", *PICKLES)),
     "actors": Room(("actors", "engine", "store"), (), ("socket", "json", "subprocess", *PICKLES)),
     "actors/core": Room(
         ("actors.core", "actors.messages", "actors.errors", "actors.settings", "engine.layout", "store.keys"),
@@ -53,9 +53,11 @@ IMPORTS: dict[str, Room] = {
     "actors/errors.py": LEAF,
     "actors/messages.py": LEAF,
     "actors/settings.py": LEAF,
-    "api": Room(("api", *API_OURS), ("starlette", "uvicorn", "websockets", "msgpack"), PICKLES),
+    "api": Room(("api", *API_OURS), ("starlette", "uvicorn", "websockets", "msgpack", "prometheus_client"), PICKLES),
     "api/client": Room(("api.client", "actors.messages", "actors.errors"), ("websockets", "msgpack"), PICKLES),
-    "src/kvblend": Room(("",), ("typer", "click", "rich", "uvloop", "matplotlib", "bm25s"), PICKLES),
+    "src/kvblend": Room(
+        ("",), ("typer", "click", "rich", "uvloop", "matplotlib", "bm25s", "yaml", "structlog"), PICKLES
+    ),
 }
 
 

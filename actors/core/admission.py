@@ -47,13 +47,26 @@ class Admission:
                 continue
             need = state.limits.pages_of(entry.job.tokens_max)
             if count >= state.limits.max_num_seqs or state.pages_used + need > state.limits.pages:
+                self._look_ahead(out)
                 return
             count += 1
             entry.pages = need
             state.pages_used += need
             entry.admitted_s = at_s
-            entry.looking_up = True
-            out.append(ev.Lookup(entry.job))
+            entry.looking_up, entry.ahead = True, False
+            out.append(ev.Lookup(entry.job, entry.deadline_s))
+
+    def _look_ahead(self, out: list[ev.SchedulerCommand]) -> None:
+        """Have the loader look at the next requests in the queue, each once while it waits."""
+        left = self._state.limits.lookahead_requests_max
+        for entry in self._state.entries.values():
+            if left <= 0:
+                return
+            if entry.job.kind == "generate" and entry.eligible:
+                left -= 1
+                if not entry.ahead:
+                    entry.ahead = True
+                    out.append(ev.LookAhead(entry.job, entry.deadline_s))
 
     def looked_up(self, event: ev.LookedUp, out: list[ev.SchedulerCommand]) -> None:
         """Plan with the hits; or wait, where another job is computing what is missing."""
@@ -67,13 +80,25 @@ class Admission:
         if entry.job.kind == "precompute" and any(hit.segment == last for hit in entry.hits):
             state.endings.finish(entry, "stop", event.at_s, out)
             return
-        decision = decide(entry.job, entry.hits, state.limits.blend_min_tokens)
+        decision = self._decide(entry, event)
         entry.waits = self._busy_keys(entry, decision, event.at_s)
         if entry.waits:
             entry.rounds += 1
             self._back_to_queue(entry, out)
         else:
             self._begin(entry, decision, event.at_s, out)
+
+    def _decide(self, entry: Entry, event: ev.LookedUp) -> Decision:
+        """The plan, as the loading controller would have it."""
+        state, job = self._state, entry.job
+        decision = decide(job, entry.hits, state.limits.blend_min_tokens)
+        used = [hit for hit in entry.hits if hit.segment in decision.used]
+        busy = sum(1 for _ in state.running())
+        choice = state.controller.choose(job, used, event.speeds, event.at_s, busy)
+        entry.loading = choice.decision
+        if choice.computed or choice.ratio != decision.plan.recompute_ratio:
+            decision = decide(job, entry.hits, state.limits.blend_min_tokens, choice.ratio, choice.computed)
+        return replace(decision, notes=(*decision.notes, *choice.notes))
 
     def _busy_keys(self, entry: Entry, decision: Decision, at_s: float) -> set[ChunkKey]:
         """What is missing and being computed by others; with `on_miss` "precompute" every missed chunk is."""
@@ -146,6 +171,7 @@ class Admission:
         return keys
 
     def _back_to_queue(self, entry: Entry, out: list[ev.SchedulerCommand]) -> None:
+        entry.ahead = False
         out.append(ev.Release(entry.request_id))
         self._state.return_pages(entry)
         if entry.phase is not Phase.QUEUED:

@@ -13,18 +13,22 @@ Ids = tuple[int, ...]
 NEIGHBOURS: Ids = (TOKEN_ID_MAX,)
 # KV behind the warm text is mixed with that behind the system prompt (engine/contrast.py): another share, another mark
 WARM: Ids = (TOKEN_ID_MAX - 1,)
+# the same, with the echo of the chunk behind it (engine/repeats.py)
+ECHO: Ids = (TOKEN_ID_MAX - 2,)
 
 
 @dataclass(frozen=True, slots=True)
 class Conditioning:
     """A server's rule. `warm` are the ids of the unrelated text; with `tokens_max` tokens a prompt is full.
 
-    `neighbours` is `warm` for every chunk whose neighbours were not given when it was stored.
+    `neighbours` is `warm` for every chunk whose neighbours were not given when it was stored. With `echo` a warm chunk
+    is stored with what it becomes behind a copy of itself, too, where that copy fits.
     """
 
     kind: ConditioningKind = "system"
     warm: Ids = ()
     tokens_max: int = 1 << 40
+    echo: bool = False
 
     def parts(self, system: Ids, tokens: int) -> tuple[Ids, ...]:
         """What a chunk of this many tokens is computed behind, piece by piece; no piece is empty.
@@ -38,7 +42,7 @@ class Conditioning:
 
     def behind(self, system: Ids, tokens: int) -> Ids:
         """What a key calls this: the ids of `parts`, and a mark where the KV is that of two contexts."""
-        mark = WARM if self.label(system, tokens) == "warm" else ()
+        mark = ECHO if self.echoes(system, tokens) else WARM if self.label(system, tokens) == "warm" else ()
         return (*(token for piece in self.parts(system, tokens) for token in piece), *mark)
 
     @property
@@ -50,6 +54,10 @@ class Conditioning:
         """Whether a chunk of this many tokens fits behind system prompt and warm text."""
         return len(system) + len(self.warm) + tokens <= self.tokens_max
 
+    def echoes(self, system: Ids, tokens: int) -> bool:
+        """Whether a chunk of this many tokens is stored with its echo."""
+        return self.echo and self.label(system, tokens) == "warm" and self.fits(system, 2 * tokens)
+
     def label(self, system: Ids, tokens: int) -> ConditioningKind:
         """The name of what `parts` says."""
         if self.kind == "bare":
@@ -60,4 +68,6 @@ class Conditioning:
         """The ids behind which a stored chunk may have been computed to be taken, best first, without repeats."""
         own = self.behind(system, tokens)
         chosen = [(*system, *NEIGHBOURS)] if self.kind == "neighbours" else []
-        return tuple(dict.fromkeys([*chosen, own, system, ()]))
+        # an echo does no harm where none is asked for, and its lack little
+        other = [(*own[:-1], *mark) for mark in (ECHO, WARM)] if self.label(system, tokens) == "warm" else []
+        return tuple(dict.fromkeys([*chosen, own, *other, system, ()]))

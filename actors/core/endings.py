@@ -97,6 +97,7 @@ class Endings:
             if event.name == "blender":
                 held = (computing and entry.prefill is None) or entry.phase is Phase.DECODING
             else:
+                entry.ahead = False
                 lost_store = entry.stores_left > 0
                 entry.stores_left = 0
                 held = entry.looking_up or entry.loads or (lost_store and entry.job.kind == "precompute")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kvblend.actors.core.events import Hit, Job, PrefillReport
 from kvblend.actors.core.lifecycle import TERMINAL_PHASES, Phase, check_transition
 from kvblend.actors.core.planning import Decision
-from kvblend.actors.messages import Usage
+from kvblend.actors.messages import LoadingDecision, Usage
 from kvblend.engine.layout import Reuse, SegmentKind
 from kvblend.store.keys import ChunkKey
 
@@ -22,7 +23,8 @@ class Entry:
     `pages` are reserved KV pages; `waits` are keys that other jobs are computing for it; `waits_for` is the request
     whose first token comes before it; `owns` are keys it computes itself, with their segments; `ending` is how it will
     end after the step it is in; `rounds` counts how often it waited for chunks; `distrusted`: stored KV was
-    found wrong, and nothing stored is used for it any more.
+    found wrong, and nothing stored is used for it any more; `ahead`: the loader looks at it while it waits for room;
+    `shared`: its prompt was not computed alone.
     """
 
     job: Job
@@ -51,6 +53,9 @@ class Entry:
     admitted_s: float = 0.0
     first_token_s: float | None = None
     compute_ms: float = 0.0
+    ahead: bool = False
+    shared: bool = False
+    loading: LoadingDecision = field(default_factory=LoadingDecision)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -62,6 +67,12 @@ class Entry:
         """Change the phase. Raises IllegalTransition."""
         check_transition(self.request_id, self.phase, phase)
         self.phase = phase
+
+    @property
+    def deadline_s(self) -> float:
+        """When it must have ended, infinite where no deadline was given."""
+        limit = self.job.deadline_ms
+        return math.inf if limit is None else self.accepted_s + limit / 1e3
 
     @property
     def eligible(self) -> bool:
@@ -86,6 +97,11 @@ class Entry:
         tiers: dict[str, int] = {}
         for hit in self.hits:
             tiers[hit.tier] = tiers.get(hit.tier, 0) + 1
+        tier_tokens: dict[str, int] = {}
+        for hit in self.hits:
+            if hit.segment in self.decision.used:
+                length = len(layout.segments[hit.segment].token_ids)
+                tier_tokens[hit.tier] = tier_tokens.get(hit.tier, 0) + length
         fresh, budget = plan.count(Reuse.FRESH), plan.budget
         usage = replace(
             usage,
@@ -100,6 +116,8 @@ class Entry:
             queue_ms=1e3 * (self.admitted_s - self.accepted_s),
             compute_ms=self.compute_ms,
             tiers=tiers,
+            tier_tokens=tier_tokens,
+            loading=self.loading,
             notes=(*self._given_notes(), *self.decision.notes, *self.notes),
         )
         done = self.prefill
@@ -112,7 +130,16 @@ class Entry:
             tokens_fresh=done.tokens_fresh,
             charged_ratio=done.charged_ratio,
             load_ms=done.load_ms,
+            recompute_ratio=usage.recompute_ratio if done.recompute_ratio is None else done.recompute_ratio,
+            kl_estimate=done.kl_estimate,
+            notes=(*usage.notes, *self._raise_notes(done)),
         )
+
+    def _raise_notes(self, done: PrefillReport) -> tuple[str, ...]:
+        if not done.ratios_tried or done.recompute_ratio is None:
+            return ()
+        steps = " to ".join(f"{ratio:g}" for ratio in (*done.ratios_tried, done.recompute_ratio))
+        return (f"max_kl {self.job.options.max_kl:g}: recompute_ratio was raised from {steps}",)
 
     def _given_notes(self) -> tuple[str, ...]:
         return (self.job.note,) if self.job.note and self.job.kind == "generate" else ()

@@ -5,71 +5,19 @@ Times (`at_s`) are the shell's monotonic seconds: the cores have no clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-from kvblend.actors.messages import BlendOptions, Mode, Sampling, StreamEvent
-from kvblend.engine.layout import BlendPlan, PromptLayout
+from kvblend.actors.core.jobs import BlendShape as BlendShape
+from kvblend.actors.core.jobs import Hit as Hit
+from kvblend.actors.core.jobs import Job as Job
+from kvblend.actors.core.jobs import SegmentKeys as SegmentKeys
+from kvblend.actors.core.speeds import TierSpeed
+from kvblend.actors.messages import StreamEvent
+from kvblend.engine.layout import BlendPlan
 from kvblend.store.keys import ChunkKey
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentKeys:
-    """How one segment is looked up and stored.
-
-    `lookup`: keys in order of preference, each with whether a hit is exact at this place. `keep`: the key under which
-    its KV may be stored when this request computes it behind exact tokens. `precompute`: the key of its KV behind the
-    server's conditioning, for a job of its own; None where that is nobody's business (question, system prompt).
-    """
-
-    lookup: tuple[tuple[ChunkKey, bool], ...] = ()
-    keep: ChunkKey | None = None
-    precompute: ChunkKey | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One unit of scheduling. "generate" answers a request; "precompute" computes and stores the last segment's KV.
-
-    `note` is said with its figures. Of a precompute job: `conditioning` names what the chunk is computed behind, `note`
-    says why it is not what the server is set to, `replace` makes the new KV take the place of what is stored.
-    """
-
-    request_id: str
-    kind: Literal["generate", "precompute"]
-    layout: PromptLayout
-    keys: tuple[SegmentKeys, ...]
-    mode: Mode
-    recompute_ratio: float
-    options: BlendOptions
-    sampling: Sampling
-    on_miss: Literal["fresh", "precompute"] = "fresh"
-    conditioning: str = ""
-    replace: bool = False
-    note: str = ""
-
-    @property
-    def stored_key(self) -> ChunkKey:
-        """The key under which a precompute job stores its chunk. Raises ValueError for other jobs."""
-        key = self.keys[-1].keep
-        if self.kind != "precompute" or key is None:
-            raise ValueError(f"job {self.request_id} stores no chunk")
-        return key
-
-    @property
-    def tokens_max(self) -> int:
-        """KV slots the job needs at most."""
-        return self.layout.num_tokens + (self.sampling.max_tokens if self.kind == "generate" else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A leased segment: its index in the layout, whether it is exact there, and the tier it lay in."""
-
-    segment: int
-    exact: bool
-    tier: str
-
 
 # ---- events of the scheduler ----
 
@@ -94,11 +42,12 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """The loader's answer to `Lookup`: leases are open for the hits."""
+    """The loader's answer to `Lookup`: leases are open for the hits. `speeds` are those of the tiers, as measured."""
 
     request_id: str
     hits: tuple[Hit, ...]
     at_s: float
+    speeds: Mapping[str, TierSpeed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +77,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class PrefillReport:
-    """Figures of a finished prefill."""
+    """Figures of a finished prefill; the last three where its KL was bounded (`engine.runner.PrefillFigures`)."""
 
     tokens_reused: int
     tokens_recomputed: int
@@ -136,6 +85,9 @@ class PrefillReport:
     charged_ratio: float
     parity_error: float
     load_ms: float = 0.0
+    recompute_ratio: float | None = None
+    kl_estimate: float | None = None
+    ratios_tried: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +150,20 @@ SchedulerEvent = (
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """To the loader: lease what is stored of this job."""
+    """To the loader: lease what is stored of this job. `deadline_s` (monotonic) says whose layers are read first."""
 
     job: Job
+    deadline_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class LookAhead:
+    """To the loader: this job waits for room; lease what is stored of it and read its first layers, if nobody else
+    wants to read. A `Lookup` or a `Release` follows.
+    """
+
+    job: Job
+    deadline_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +183,18 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class StoreSegment:
-    """To the loader: write the captured KV of one segment under `key`, in place of what is there with `replace`."""
+    """To the loader: write the captured KV of one segment under `key`, in place of what is there with `replace`.
+
+    `cost_s` are the seconds that computing it took; `tier` is where it should lie ("": no preference).
+    """
 
     request_id: str
     segment: int
     key: ChunkKey
     token_ids: tuple[int, ...]
     replace: bool = False
+    cost_s: float = 0.0
+    tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +253,6 @@ class Emit:
     event: StreamEvent
 
 
-LoaderCommand = Lookup | StartLoading | Release | StoreSegment | DropChunks
+LoaderCommand = Lookup | LookAhead | StartLoading | Release | StoreSegment | DropChunks
 BlenderCommand = StartSequence | RunStep | FlagCancelled | FreeSequence
 SchedulerCommand = LoaderCommand | BlenderCommand | Emit

@@ -9,7 +9,11 @@ from kvblend.actors.core.conditioning import Conditioning
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """KV pages of `page_tokens` tokens, sequences at a time, rows per step, and the rules of planning."""
+    """KV pages of `page_tokens` tokens, sequences at a time, rows per step, and the rules of planning and loading.
+
+    `layer_token_bytes` is what one token's KV of one layer takes where it is stored. With `computes_slow_loads` a chunk
+    that loads slower than it computes is computed.
+    """
 
     pages: int
     page_tokens: int = 16
@@ -17,6 +21,11 @@ class Limits:
     max_num_batched_tokens: int = 8192
     blend_min_tokens: int = 256
     conditioning: Conditioning = field(default_factory=Conditioning)
+    num_layers: int = 1
+    layer_token_bytes: int = 0
+    lookahead_requests_max: int = 4
+    ratio_floor: float = 0.15
+    computes_slow_loads: bool = True
 
     def pages_of(self, tokens: int) -> int:
         """Pages that hold this many tokens."""

@@ -1,47 +1,69 @@
-"""The loader's pure core: which layers of which request are read next, and in what order they are handed on."""
+"""The loader's pure core: which layers of which chunk are read next, for whom first, and when a layer is complete."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+AHEAD_LAYERS = 4
+"""A load this many layers ahead of its computing lets others go first."""
+RUN_LAYERS_MAX = 8
+"""How many layers of a chunk one disk operation brings at most."""
+
+
+class Rank(NamedTuple):
+    """Whose reads go first: the earlier deadline (monotonic seconds, infinite for none), then the earlier arrival."""
+
+    deadline_s: float = math.inf
+    arrival: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class ReadLayer:
-    """Read one layer of all leased segments of a request."""
+class ReadRun:
+    """Read layers `first..stop-1` of one segment's chunk, in one operation. No two reads have the same number."""
 
-    request_id: str
-    layer: int
+    number: int
+    load: str
+    segment: int
+    first: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeliverLayer:
-    """Hand a layer to the blender; layers of one request are delivered in order."""
+    """All segments of this layer are in memory: hand it to the blender. Layers of one load come in order."""
 
-    request_id: str
+    load: str
     layer: int
 
 
-@dataclass(frozen=True, slots=True)
-class CloseLoad:
-    """Nothing is read for this request any more: its leases may close."""
-
-    request_id: str
+LoadCommand = ReadRun | DeliverLayer
 
 
-LoadCommand = ReadLayer | DeliverLayer | CloseLoad
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Load:
-    next_read: int = 0
+    """`unread[k]` are the segments whose layer k nobody reads yet; `left[k]` counts those not in memory."""
+
+    rank: Rank
+    delivers: bool
+    unread: list[list[int]]
+    left: list[int]
+    cursor: int = 0
     next_delivery: int = 0
+    taken: int = 0
     reading: set[int] = field(default_factory=set)
-    read: set[int] = field(default_factory=set)
-    closing: bool = False
 
 
 class LoadingState:
-    """Keeps at most `window` reads of a request in flight; a request that is closed waits for its reads to return."""
+    """At most `window` reads are in flight over all loads. Of a load that was closed nothing more is read.
+
+    Loads that the device waits for, or soon will, go first; then those that are well ahead; then loads that only look
+    ahead for a request in the queue. Within each: by `Rank`. Within a load: by layer, then in the order of segments.
+    Reads of closed loads take no place in the window, up to as many again: a disk that hangs must not be asked for ever
+    more.
+    """
 
     def __init__(self, num_layers: int, window: int) -> None:
         if num_layers < 1 or window < 1:
@@ -49,53 +71,102 @@ class LoadingState:
         self.num_layers = num_layers
         self.window = window
         self._loads: dict[str, _Load] = {}
+        self._reads: dict[int, ReadRun] = {}
+        self._live = 0
+        self._count = 0
 
     @property
     def active(self) -> int:
-        """Requests that load or close."""
+        """Loads that are open."""
         return len(self._loads)
 
-    def start(self, request_id: str) -> list[LoadCommand]:
-        """Begin loading. Raises ValueError where the request loads already."""
-        if request_id in self._loads:
-            raise ValueError(f"request {request_id} is loading already")
-        self._loads[request_id] = _Load()
-        return self._read_more(request_id, self._loads[request_id])
+    @property
+    def in_flight(self) -> int:
+        """Reads that are out for open loads."""
+        return self._live
 
-    def layer_read(self, request_id: str, layer: int) -> list[LoadCommand]:
-        """A read came back: deliver what is next in order, read on. A closing request closes with its last read."""
-        load = self._loads.get(request_id)
-        if load is None or layer not in load.reading:
+    def open(
+        self, load: str, missing: Mapping[int, Collection[int]], rank: Rank, layers: int | None = None
+    ) -> list[LoadCommand]:
+        """Begin: `missing[segment]` are its layers that are not in memory; a segment without any is named too.
+
+        With `layers` only the first ones are read, after everybody else's, and none is delivered: that is looking
+        ahead. Raises ValueError where the load is open already.
+        """
+        if load in self._loads:
+            raise ValueError(f"{load} is loading already")
+        stop = self.num_layers if layers is None else min(layers, self.num_layers)
+        unread = [[s for s, gone in missing.items() if k in gone and k < stop] for k in range(self.num_layers)]
+        left = [sum(k in gone for gone in missing.values()) for k in range(self.num_layers)]
+        self._loads[load] = _Load(rank, layers is None, unread, left)
+        return self._deliver(load) + self._read_more()
+
+    def read_done(self, number: int) -> list[LoadCommand]:
+        """A read came back, well or not: deliver what is complete and next in order, read on."""
+        run = self._reads.pop(number, None)
+        if run is None:
             return []
-        load.reading.discard(layer)
-        if load.closing:
-            return self._close_if_quiet(request_id, load)
-        load.read.add(layer)
-        commands: list[LoadCommand] = []
-        while load.next_delivery in load.read:
-            load.read.discard(load.next_delivery)
-            commands.append(DeliverLayer(request_id, load.next_delivery))
+        load = self._loads.get(run.load)
+        if load is None or number not in load.reading:
+            return self._read_more()
+        load.reading.discard(number)
+        self._live -= 1
+        for layer in range(run.first, run.stop):
+            load.left[layer] -= 1
+        return self._deliver(run.load) + self._read_more()
+
+    def note_taken(self, load: str, layers: int) -> None:
+        """The device has taken this many layers of a load. Unknown loads are ignored."""
+        if load in self._loads:
+            self._loads[load].taken = max(self._loads[load].taken, layers)
+
+    def close(self, load: str) -> list[LoadCommand]:
+        """End a load, done or not: what is queued is never read, what is in flight is nobody's. Idempotent."""
+        gone = self._loads.pop(load, None)
+        if gone is None:
+            return []
+        self._live -= len(gone.reading)
+        return self._read_more()
+
+    def _deliver(self, name: str) -> list[LoadCommand]:
+        load, commands = self._loads[name], list[LoadCommand]()
+        while load.delivers and load.next_delivery < self.num_layers and not load.left[load.next_delivery]:
+            commands.append(DeliverLayer(name, load.next_delivery))
             load.next_delivery += 1
-        return commands + self._read_more(request_id, load)
-
-    def close(self, request_id: str) -> list[LoadCommand]:
-        """End a request's loading, done or not. Idempotent."""
-        load = self._loads.get(request_id)
-        if load is None:
-            return [CloseLoad(request_id)]
-        load.closing = True
-        return self._close_if_quiet(request_id, load)
-
-    def _close_if_quiet(self, request_id: str, load: _Load) -> list[LoadCommand]:
-        if load.reading:
-            return []
-        del self._loads[request_id]
-        return [CloseLoad(request_id)]
-
-    def _read_more(self, request_id: str, load: _Load) -> list[LoadCommand]:
-        commands: list[LoadCommand] = []
-        while len(load.reading) < self.window and load.next_read < self.num_layers:
-            load.reading.add(load.next_read)
-            commands.append(ReadLayer(request_id, load.next_read))
-            load.next_read += 1
         return commands
+
+    def _read_more(self) -> list[LoadCommand]:
+        commands: list[LoadCommand] = []
+        while self._live < self.window and len(self._reads) < 2 * self.window:
+            waiting = [(self._turn(load), name) for name, load in self._loads.items() if self._seek(load)]
+            if not waiting:
+                break
+            name = min(waiting)[1]
+            load = self._loads[name]
+            self._count += 1
+            run = self._take_run(name, load)
+            self._reads[run.number] = run
+            load.reading.add(run.number)
+            self._live += 1
+            commands.append(run)
+        return commands
+
+    def _seek(self, load: _Load) -> bool:
+        """Move to the first layer of which something is unread; False where there is none."""
+        while load.cursor < self.num_layers and not load.unread[load.cursor]:
+            load.cursor += 1
+        return load.cursor < self.num_layers
+
+    def _turn(self, load: _Load) -> tuple[int, Rank]:
+        if not load.delivers:
+            return 2, load.rank
+        return int(load.cursor - load.taken >= AHEAD_LAYERS), load.rank
+
+    def _take_run(self, name: str, load: _Load) -> ReadRun:
+        """The next segment's next layers: one while the device may be waiting, more the further it is behind."""
+        first, segment = load.cursor, load.unread[load.cursor].pop(0)
+        stop, longest = first + 1, max(1, min(RUN_LAYERS_MAX, (load.next_delivery - load.taken) // 2))
+        while stop < min(first + longest, self.num_layers) and segment in load.unread[stop]:
+            load.unread[stop].remove(segment)
+            stop += 1
+        return ReadRun(self._count, name, segment, first, stop)

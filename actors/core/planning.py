@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from kvblend.actors.core.conditioning import Conditioning, Ids
 from kvblend.actors.core.events import Hit, Job, SegmentKeys
@@ -70,8 +70,14 @@ class Decision:
     notes: tuple[str, ...]
 
 
-def decide(job: Job, hits: Sequence[Hit], blend_min_tokens: int) -> Decision:
-    """Turn hits into a plan.
+def decide(
+    job: Job,
+    hits: Sequence[Hit],
+    blend_min_tokens: int,
+    ratio: float | None = None,
+    computed: Collection[int] = (),
+) -> Decision:
+    """Turn hits into a plan; with another `ratio` than the job's, and with the `computed` segments not loaded.
 
     In `prefix` mode hits behind the first miss are dropped: a prefix ends there. In `blend` mode fewer B-rows than
     `blend_min_tokens` are not worth the passes and are computed fresh, which the notes say.
@@ -79,11 +85,14 @@ def decide(job: Job, hits: Sequence[Hit], blend_min_tokens: int) -> Decision:
     layout, notes = job.layout, []
     marks = [Reuse.FRESH] * len(layout.segments)
     for hit in hits:
-        marks[hit.segment] = Reuse.EXACT if hit.exact else Reuse.CACHED
+        if hit.segment not in computed:
+            marks[hit.segment] = Reuse.EXACT if hit.exact else Reuse.CACHED
     if job.mode == "prefix":
         end = next((i for i, mark in enumerate(marks) if mark is not Reuse.EXACT), len(marks))
         marks = [mark if i < end else Reuse.FRESH for i, mark in enumerate(marks)]
-    ratio = job.recompute_ratio if job.mode == "blend" else 0.0
+    if ratio is None:
+        ratio = job.recompute_ratio
+    ratio = ratio if job.mode == "blend" else 0.0
     if job.kind == "precompute":
         marks[-1] = Reuse.FRESH
     plan = BlendPlan.of(layout, marks, ratio)
@@ -115,8 +124,9 @@ def precompute_job(request_id: str, job: Job, segment: int, conditioning: Condit
     system = head.token_ids if head.kind is SegmentKind.SYSTEM else ()
     behind = conditioning.parts(system, len(ids))
     layout, keys = storing_layout(behind, ids, key, len(behind))
-    label = conditioning.label(system, len(ids))
-    return Job(request_id, "precompute", layout, keys, "blend", 0.0, job.options, job.sampling, conditioning=label)
+    label, echo = conditioning.label(system, len(ids)), conditioning.echoes(system, len(ids))
+    computed = Job(request_id, "precompute", layout, keys, "blend", 0.0, job.options, job.sampling)
+    return replace(computed, conditioning=label, echo=echo)
 
 
 def storing_layout(

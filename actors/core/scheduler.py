@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.admission import Admission
+from kvblend.actors.core.controller import Controller
 from kvblend.actors.core.endings import Endings
 from kvblend.actors.core.entry import Entry
 from kvblend.actors.core.lifecycle import Phase
@@ -27,6 +28,7 @@ class SchedulerState:
 
     def __init__(self, limits: Limits, new_number: Callable[[], int], story_length: int = 64) -> None:
         self.limits = limits
+        self.controller = Controller(limits.num_layers, may_compute=limits.computes_slow_loads)
         self.new_number = new_number
         self.entries: dict[str, Entry] = {}
         self.inflight: dict[ChunkKey, str] = {}

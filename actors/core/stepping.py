@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvblend.actors.core import events as ev
@@ -9,6 +10,7 @@ from kvblend.actors.core.entry import Entry
 from kvblend.actors.core.lifecycle import Phase
 from kvblend.actors.messages import Delta
 from kvblend.engine.layout import Reuse
+from kvblend.store.keys import ChunkKey
 
 if TYPE_CHECKING:
     from kvblend.actors.core.scheduler import SchedulerState
@@ -61,6 +63,7 @@ class Stepping:
             if entry is None:
                 continue  # not asked for: nothing of it is left
             entry.compute_ms += event.compute_ms
+            entry.shared = entry.shared or len(members) > 1
             if entry.ending is not None:
                 state.endings.end_early(entry, event.at_s, out)
             elif result.prefill is not None and result.prefill.parity_error > PARITY_ERROR_MAX:
@@ -88,7 +91,7 @@ class Stepping:
         entry.replan = ""
         entry.stalled = result.status == "stalled"
         if result.prefill is not None:
-            self._prefill_done(entry, result.prefill, out)
+            self._prefill_done(entry, result.prefill, at_s, out)
         if result.status == "prefilled":
             self._state.endings.finish(entry, "stop", at_s, out)
             return
@@ -122,15 +125,41 @@ class Stepping:
         out.append(ev.DropChunks(entry.request_id, compared, entry.replan))
         self._state.admission.plan_again(entry, out)
 
-    def _prefill_done(self, entry: Entry, report: ev.PrefillReport, out: list[ev.SchedulerCommand]) -> None:
+    def _prefill_done(
+        self, entry: Entry, report: ev.PrefillReport, at_s: float, out: list[ev.SchedulerCommand]
+    ) -> None:
         """All layers are in place: leases close, captured segments go to the store."""
         # the payloads are taken before the release, which drops what was captured and not asked for
         entry.prefill = report
+        self._note_speed(entry, report)
         for key, segment in entry.owns.items():
-            ids = entry.job.layout.segments[segment].token_ids
             entry.stores_left += 1
-            replace = entry.job.replace and key == entry.job.stored_key
-            out.append(ev.StoreSegment(entry.request_id, segment, key, ids, replace))
+            out.append(self._store(entry, segment, key, at_s))
         if entry.loads:
             out.append(ev.Release(entry.request_id))
             entry.loads = False
+
+    def _note_speed(self, entry: Entry, report: ev.PrefillReport) -> None:
+        """What a request's prompt took, for the loading controller; its rows are those of whole layers."""
+        if entry.job.kind != "generate" or entry.shared or entry.decision is None:
+            return
+        cached = report.tokens_reused + report.tokens_recomputed - self._exact_tokens(entry)
+        rows = report.tokens_fresh + report.charged_ratio * max(0, cached)
+        self._state.controller.compute.note(rows, entry.compute_ms / 1e3, blend=cached > 0)
+
+    @staticmethod
+    def _exact_tokens(entry: Entry) -> int:
+        return entry.decision.plan.count(Reuse.EXACT) if entry.decision is not None else 0
+
+    def _store(self, entry: Entry, segment: int, key: ChunkKey, at_s: float) -> ev.StoreSegment:
+        """The command that stores one segment, with what its KV is worth and where it should lie."""
+        limits, controller = self._state.limits, self._state.controller
+        ids = entry.job.layout.segments[segment].token_ids
+        num_bytes = limits.num_layers * limits.layer_token_bytes * len(ids)
+        tier = controller.tier_for(len(ids), num_bytes, limits.ratio_floor, at_s)
+        entry.loading = replace(entry.loading, store_tier=tier)
+        replaces = entry.job.replace and key == entry.job.stored_key
+        cost_s = controller.cost_s(len(ids))
+        if entry.job.kind == "precompute" and entry.prefill is not None and not entry.shared:
+            cost_s = 1e-3 * entry.compute_ms * len(ids) / max(1, entry.prefill.tokens_fresh)
+        return ev.StoreSegment(entry.request_id, segment, key, ids, replaces, cost_s, tier)

@@ -16,6 +16,7 @@ from kvblend.actors.messages import (
     Failed,
     Finished,
     IngestProgress,
+    LoadingDecision,
     Planned,
     StoredChunk,
     StreamEvent,
@@ -31,6 +32,7 @@ Frame = dict[str, Any]
 DocumentLike = str | Mapping[str, Any] | Document
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 _USAGE_NAMES = frozenset(field.name for field in dataclasses.fields(Usage))
+_LOADING_NAMES = frozenset(field.name for field in dataclasses.fields(LoadingDecision))
 
 
 def websocket_url(url: str) -> str:
@@ -106,7 +108,8 @@ def create_frame(
     stop: Sequence[str] | str | None = None,
     deadline_ms: float | None = None,
     mode: str | None = None,
-    recompute_ratio: float | None = None,
+    recompute_ratio: float | str | None = None,
+    max_kl: float | None = None,
     selector: str | None = None,
     divergence: str | None = None,
     residual: str | None = None,
@@ -117,6 +120,7 @@ def create_frame(
     named = {
         "mode": mode,
         "recompute_ratio": recompute_ratio,
+        "max_kl": max_kl,
         "selector": selector,
         "divergence": divergence,
         "residual": residual,
@@ -177,4 +181,7 @@ def parse_usage(fields: Mapping[str, Any]) -> Usage:
     known = {name: value for name, value in fields.items() if name in _USAGE_NAMES}
     if "notes" in known:
         known["notes"] = tuple(known["notes"])
+    if "loading" in known:
+        given = known["loading"]
+        known["loading"] = LoadingDecision(**{name: given[name] for name in _LOADING_NAMES if name in given})
     return Usage(**known)

@@ -50,6 +50,7 @@ class Connection:
         except* Closing as group:
             closing = _first(group)
         finally:
+            self._gate.slow_consumers += closing.code == 1013
             self._gate.leave(self)
             await self._close(closing)
 

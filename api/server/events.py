@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from kvblend.actors.errors import STATUS_BY_CODE, RequestError
@@ -19,16 +20,33 @@ from kvblend.actors.messages import (
 from kvblend.api.server.codec import Event
 from kvblend.api.server.requests import FrameIds
 
+# what clients of the plain protocol look for in every response object
+_PLAIN: dict[str, Any] = {
+    "error": None,
+    "incomplete_details": None,
+    "parallel_tool_calls": False,
+    "tool_choice": "none",
+    "tools": [],
+}
+
 
 class ResponseEvents:
     """The translator of one response: feed it its stream's events in order.
 
-    `extended` adds what only our subprotocols carry: `response.kv`, `response_id` and `stream_id` on every event, and
-    token ids on deltas.
+    `extended` adds what only our subprotocols carry: `response.kv`, `response_id` on every event, and token ids on
+    deltas. `echo` are fields of the request that the response object repeats.
     """
 
     def __init__(
-        self, response_id: str, model: str, created_at: float, ids: FrameIds, *, extended: bool, generate: bool
+        self,
+        response_id: str,
+        model: str,
+        created_at: float,
+        ids: FrameIds,
+        *,
+        extended: bool,
+        generate: bool,
+        echo: Mapping[str, Any] | None = None,
     ) -> None:
         self.response_id = response_id
         self.terminal = False
@@ -37,6 +55,7 @@ class ResponseEvents:
         self._ids = ids
         self._extended = extended
         self._generate = generate
+        self._echo = {} if echo is None else dict(echo)
         self._sequence = 0
         self._item_open = False
         self._text: list[str] = []
@@ -67,6 +86,14 @@ class ResponseEvents:
         self.terminal = True
         error = error_fields(code, message, param)
         return [self._event("response.failed", response=self._response("failed", error=error))]
+
+    def abort(self, detail: str) -> list[Event]:
+        """The terminal events of a response whose reader went away."""
+        return self._on_finished(Finished(self.response_id, "cancelled", Usage(), detail=detail))
+
+    def snapshot(self) -> dict[str, Any]:
+        """The response object before its end."""
+        return self._response("in_progress")
 
     def _on_delta(self, event: Delta) -> list[Event]:
         out = self._open_item()
@@ -132,16 +159,18 @@ class ResponseEvents:
             "model": self._model,
             "status": status,
             "output": [self._item(item_status)] if self._item_open and status != "in_progress" else [],
+            **({} if self._extended else _PLAIN),
+            **self._echo,
             **more,
         }
 
     def _event(self, kind: str, **fields: Any) -> Event:
         event: Event = {"type": kind, "sequence_number": self._sequence}
         self._sequence += 1
+        if self._ids.stream_id:
+            event["stream_id"] = self._ids.stream_id
         if self._extended:
             event["response_id"] = self.response_id
-            if self._ids.stream_id:
-                event["stream_id"] = self._ids.stream_id
             if self._ids.event_id and kind == "response.created":
                 event["event_id"] = self._ids.event_id
         return {**event, **fields}
@@ -170,16 +199,25 @@ def error_fields(code: str, message: str, param: str | None) -> dict[str, Any]:
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
     """All figures of a request under our names, and the usual ones under the names of the Responses API."""
-    fields: dict[str, Any] = {field.name: getattr(usage, field.name) for field in dataclasses.fields(usage)}
     return {
-        **fields,
-        "tiers": dict(usage.tiers),
-        "notes": list(usage.notes),
+        **own_fields(usage),
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.tokens_reused},
         "output_tokens": usage.output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
+    }
+
+
+def own_fields(usage: Usage) -> dict[str, Any]:
+    """All figures of a request under our names."""
+    fields: dict[str, Any] = {field.name: getattr(usage, field.name) for field in dataclasses.fields(usage)}
+    return {
+        **fields,
+        "tiers": dict(usage.tiers),
+        "tier_tokens": dict(usage.tier_tokens),
+        "loading": dataclasses.asdict(usage.loading),
+        "notes": list(usage.notes),
     }
 
 

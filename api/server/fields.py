@@ -36,6 +36,25 @@ def check_text(value: object, path: str, *, chars_max: int | None = None, blank:
     return value
 
 
+Places = Sequence[tuple[str, str]]
+"""Pairs of paths: the engine's, and the sender's of the same thing."""
+
+
+def relocate(error: RequestError, places: Places) -> RequestError:
+    """The error with its path as the sender knows it, where the engine calls the field something else."""
+    param = error.param
+    if param is None:
+        return error
+    for ours, theirs in sorted(places, key=lambda pair: -len(pair[0])):
+        rest = param.removeprefix(ours)
+        if param.startswith(ours) and rest[:1] in ("", ".", "["):
+            # a part of a message has no fields of its own
+            there = theirs if theirs.endswith(".text") else theirs + rest
+            message = error.message.replace(param, there)
+            return RequestError(error.code, message, there, error.retry_after_s)
+    return error
+
+
 class Fields:
     """One object from outside. A field that is absent or null reads as None; unknown names are refused at once."""
 

@@ -18,7 +18,7 @@ class Leaving(Protocol):
 
 
 class Gate:
-    """All connections of one server."""
+    """All connections of one server. `slow_consumers` counts those that were cut because nobody read."""
 
     def __init__(self, limits: ApiLimits) -> None:
         self._limits = limits
@@ -26,6 +26,7 @@ class Gate:
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
+        self.slow_consumers = 0
 
     def check(self) -> None:
         """Raise RequestError `overloaded` when no further connection is taken."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import Accepted, Finished, Generate, StreamEvent, Usage
 from kvblend.api.server.events import ResponseEvents, error_event
+from kvblend.api.server.fields import relocate
 from kvblend.api.server.gate import Gate
 from kvblend.api.server.outbox import Outbox
 from kvblend.api.server.port import EventStream, SystemPort
@@ -88,7 +89,7 @@ class Lane:
             self._gate.check_draining()
             stream = await self._system.submit(_with_time_left(job))
         except RequestError as error:
-            await self._outbox.send([error_event(error, ids)])
+            await self._outbox.send([error_event(relocate(error, job.create.places), ids)])
             return
         except Exception:
             # a fault in one request must not take the connection's other lanes with it

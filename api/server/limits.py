@@ -10,7 +10,9 @@ class ApiLimits:
     """Defaults of the server. Sizes in bytes, items or characters; times in seconds or milliseconds, as named.
 
     `stall_s` is how long one send may wait for a client that does not read before the connection is closed (1013).
-    `close_grace_s` is how long a closed connection may take to flush and answer before it is cut.
+    `close_grace_s` is how long a closed connection may take to flush and answer before it is cut. `body_s` is how long
+    the head, and then the body, of an HTTP request may take to arrive. `prompts_max` is for one call of
+    `/v1/completions`, `page_max` for one page of a list, `kept_*` for finished responses that can be asked for by id.
     """
 
     message_bytes_max: int = 4 << 20
@@ -33,3 +35,10 @@ class ApiLimits:
     ping_s: float = 20.0
     close_grace_s: float = 5.0
     drain_grace_s: float = 30.0
+    body_s: float = 30.0
+    prompts_max: int = 16
+    prompt_ids_max: int = 1 << 18
+    token_id_max: int = (1 << 31) - 1
+    page_max: int = 1000
+    kept_responses_max: int = 1024
+    kept_chars_max: int = 16 << 20

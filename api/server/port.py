@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from kvblend.actors.messages import Generate, StreamEvent
@@ -40,12 +40,52 @@ class ReadinessView(Protocol):
         ...
 
 
+class ChunkView(Protocol):
+    """A stored chunk; `actors.messages.ChunkInfo` fits."""
+
+    @property
+    def id(self) -> str:
+        """64 hex digits."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Its length."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Its size where it is stored."""
+        ...
+
+
+class LibraryPort(Protocol):
+    """The stored chunks."""
+
+    async def find(self, chunk_id: str) -> ChunkView | None:
+        """The stored chunk of this id, if there is one."""
+        ...
+
+    async def page(self, after: str, limit: int) -> Sequence[ChunkView]:
+        """At most `limit` stored chunks in the order of their ids, from behind `after` ("" is the start) on."""
+        ...
+
+    async def delete(self, chunk_id: str) -> bool:
+        """Delete a stored chunk; False when there is none of this id."""
+        ...
+
+
 class SystemPort(Protocol):
     """A running system as the wire sees it. `submit` must be cancel-safe: raising, it leaves nothing accepted."""
 
     @property
     def model(self) -> str:
         """The model name served."""
+        ...
+
+    @property
+    def library(self) -> LibraryPort:
+        """The stored chunks."""
         ...
 
     @property
@@ -67,4 +107,8 @@ class SystemPort(Protocol):
 
     async def drain(self, grace_s: float) -> None:
         """Take nothing new and let what runs finish, at most `grace_s` seconds."""
+        ...
+
+    def figures(self) -> Mapping[str, Mapping[str, float]]:
+        """Numbers for the metrics: `engine`, `store` (its statistics), and `actors` as `name.figure`."""
         ...

@@ -7,36 +7,62 @@ from typing import Any, Literal, cast, get_args
 
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import (
+    MAX_KL_LIMIT,
     MODES,
     BlendOptions,
     ChatMessage,
     Document,
     Generate,
     Mode,
-    Role,
     Sampling,
     SelectionOptions,
 )
-from kvblend.api.server.fields import Fields, check_text, invalid, show
+from kvblend.api.server.fields import Fields, Places, check_text, invalid, show
 from kvblend.api.server.limits import ApiLimits
+from kvblend.api.server.turns import Turns, check_question, neutral, parse_turns
 
 OnMiss = Literal["fresh", "precompute"]
 _IDS = {"type", "event_id", "stream_id"}
 _PROMPT = {"model", "input", "messages", "instructions", "documents", "chunks"}
 _SAMPLING = {"max_output_tokens", "temperature", "top_p", "seed", "stop"}
-_CREATE_FIELDS = _IDS | _PROMPT | _SAMPLING | {"generate", "deadline_ms", "blend"}
+HARMLESS = frozenset(
+    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+)
+"""Fields of OpenAI's that change no answer: taken and ignored."""
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "max_tool_calls": (),
+    "text": ({}, {"format": {"type": "text"}}),
+    "reasoning": ({},),
+    "truncation": ("disabled",),
+    "include": ([],),
+    "previous_response_id": (),
+    "conversation": (),
+    "prompt": (),
+    "top_logprobs": (0,),
+    "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),
+}
+_BODY_FIELDS = _PROMPT | _SAMPLING | HARMLESS | NEUTRAL.keys() | {"generate", "deadline_ms", "blend"}
+_CREATE_FIELDS = _IDS | _BODY_FIELDS
+_HTTP_FIELDS = _BODY_FIELDS | {"stream", "background"}
 _CANCEL_FIELDS = _IDS | {"response_id"}
-_BLEND_FIELDS = frozenset(("mode", "recompute_ratio", "on_miss", *SelectionOptions.names()))
+_BLEND_FIELDS = frozenset(("mode", "recompute_ratio", "max_kl", "on_miss", *SelectionOptions.names()))
 _TYPES = ("response.create", "response.cancel")
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """`response.create`: the request, and the lane it runs in (`""` when the client named none)."""
+    """`response.create`: the request, and the lane it runs in (`""` when the client named none).
+
+    `places` pairs paths of the request with those of the frame, see `relocate`.
+    """
 
     request: Generate
     stream_id: str
     event_id: str | None
+    places: Places = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,33 +114,51 @@ def _parse_cancel(fields: Fields, limits: ApiLimits) -> Cancel:
     return Cancel(response_id, stream_id, fields.text("event_id", chars_max=limits.id_chars_max))
 
 
+def parse_body(body: object, request_id: str, model: str, limits: ApiLimits) -> tuple[Create, bool, bool]:
+    """The body of `POST /v1/responses`: the request, whether to stream it, whether it runs in the background."""
+    fields = Fields(body, "", _HTTP_FIELDS)
+    create = _parse_create(fields, request_id, model, limits)
+    stream, background = bool(fields.flag("stream")), bool(fields.flag("background"))
+    if stream and background:
+        raise invalid("background", "cannot be streamed; leave stream out and ask for the response by its id")
+    return create, stream, background
+
+
 def _parse_create(fields: Fields, request_id: str, model: str, limits: ApiLimits) -> Create:
     event_id = fields.text("event_id", chars_max=limits.id_chars_max)
     stream_id = fields.text("stream_id", chars_max=limits.id_chars_max)
-    named = fields.text("model", chars_max=limits.id_chars_max)
-    if named is not None and named != model:
-        raise RequestError("not_found", f"model: {show(named)} is not served here; this server has {model}", "model")
+    named = parse_model(fields, model, limits)
+    neutral(fields, NEUTRAL)
     generate = fields.flag("generate")
     generate = True if generate is None else generate
-    documents = _parse_documents(fields, limits)
+    documents = parse_documents(fields, limits)
     if not generate and not documents:
         raise invalid("documents", "is empty; generate: false stores documents and needs at least one")
-    system, messages = _parse_messages(fields, generate, limits)
+    turns = _parse_messages(fields, generate, limits, len(documents))
     request = Generate(
         request_id=request_id,
-        messages=messages,
-        documents=documents,
-        system=system,
+        messages=tuple(turns.messages),
+        documents=(*documents, *(turns.documents if generate else ())),
+        system=turns.system,
         model=named,
-        sampling=_parse_sampling(fields, limits),
-        blend=_parse_blend(fields),
+        sampling=parse_sampling(fields, limits, "max_output_tokens"),
+        blend=parse_blend(fields),
         deadline_ms=fields.number("deadline_ms", 0, limits.deadline_ms_max, above=True),
         generate=generate,
     )
-    return Create(request, stream_id or "", event_id)
+    return Create(request, stream_id or "", event_id, tuple(turns.places))
 
 
-def _parse_documents(fields: Fields, limits: ApiLimits) -> tuple[Document, ...]:
+def parse_model(fields: Fields, model: str, limits: ApiLimits) -> str | None:
+    """The model asked for, if any. RequestError `not_found` for another than `model`."""
+    named = fields.text("model", chars_max=limits.id_chars_max)
+    if named is not None and named != model:
+        raise RequestError("not_found", f"model: {show(named)} is not served here; this server has {model}", "model")
+    return named
+
+
+def parse_documents(fields: Fields, limits: ApiLimits) -> tuple[Document, ...]:
+    """The field `documents`, or `chunks`: `{title?, text, behind?}` or `{id, behind?}` each."""
     if fields.has("documents") and fields.has("chunks"):
         raise invalid("chunks", "is another name of documents; give one of the two")
     name = "chunks" if fields.has("chunks") else "documents"
@@ -148,48 +192,39 @@ def _parse_text(item: object, path: str) -> Document:
     return Document(text=text, title=one.text("title", blank=True) or "")
 
 
-def _parse_messages(fields: Fields, generate: bool, limits: ApiLimits) -> tuple[str | None, tuple[ChatMessage, ...]]:
-    """The system prompt, if any, and the turns after it."""
+def _parse_messages(fields: Fields, generate: bool, limits: ApiLimits, documents: int) -> Turns:
+    """The system prompt, if any, the turns after it, and the documents in them; `documents` come before those."""
     if fields.has("input") and fields.has("messages"):
         raise invalid("messages", "is another form of input; give one of the two")
     system = fields.text("instructions", blank=True)
     value = fields.raw("input")
+    name = "input" if value is not None or not fields.has("messages") else "messages"
     if isinstance(value, str):
-        return system, (ChatMessage("user", check_text(value, "input")),)
-    if value is not None and not isinstance(value, list):
+        turns = Turns(messages=[ChatMessage("user", check_text(value, "input"))])
+        turns.places.append(("messages[0].content", name))
+    elif value is not None and not isinstance(value, list):
         raise invalid("input", f"must be a string or a list of messages, not {show(value)}")
-    name = "input" if value is not None else "messages"
-    turns: list[ChatMessage] = []
-    for index, item in enumerate(fields.array(name, limits.messages_max) or ()):
-        one = Fields(item, f"{name}[{index}]", ("role", "content"))
-        role = one.choice("role", ("user", "assistant", "system", "developer"))
-        if role is None:
-            raise invalid(one.path("role"), "is missing")
-        if one.raw("content") is None:
-            raise invalid(one.path("content"), "is missing")
-        content = one.text("content", blank=role in ("system", "developer")) or ""
-        if role in get_args(Role):
-            turns.append(ChatMessage(cast(Role, role), content))
-        elif index > 0:
-            raise invalid(one.path("role"), f"is {role}; such a message may only stand first")
-        elif system is not None:
-            raise invalid(one.path("role"), f"is {role}, but instructions are given too; give one of the two")
-        else:
-            system = content
-    if generate and (not turns or turns[-1].role != "user"):
-        raise invalid(
-            name if turns else "input", "must end with a user message" if turns else "is empty: ask something"
-        )
-    return system, tuple(turns)
+    else:
+        turns = parse_turns(fields.array(name, limits.messages_max) or [], name, limits, documents)
+    if system is not None:
+        if turns.system is not None:
+            raise invalid(f"{name}[0].role", "is a system message, but instructions are given too; give one of the two")
+        turns.system = system
+    if generate:
+        check_question(turns, name)
+    return turns
 
 
-def _parse_sampling(fields: Fields, limits: ApiLimits) -> Sampling:
+def parse_sampling(fields: Fields, limits: ApiLimits, *lengths: str) -> Sampling:
+    """How tokens are chosen; `lengths` are the names under which the longest answer may be given."""
     plain = Sampling()
-    max_tokens = fields.integer("max_output_tokens", 1, limits.output_tokens_max)
+    given = {name: value for name in lengths if (value := fields.integer(name, 1, limits.output_tokens_max))}
+    if len(set(given.values())) > 1:
+        raise invalid(lengths[-1], f"is another name of {lengths[0]}; give one of the two")
     temperature = fields.number("temperature", 0.0, limits.temperature_max)
     top_p = fields.number("top_p", 0.0, 1.0, above=True)
     return Sampling(
-        max_tokens=plain.max_tokens if max_tokens is None else max_tokens,
+        max_tokens=next(iter(given.values()), plain.max_tokens),
         temperature=plain.temperature if temperature is None else temperature,
         top_p=plain.top_p if top_p is None else top_p,
         seed=fields.integer("seed", 0, limits.seed_max),
@@ -213,16 +248,18 @@ def _check_stop(value: object, path: str, limits: ApiLimits) -> str:
     return text
 
 
-def _parse_blend(fields: Fields) -> BlendOptions:
+def parse_blend(fields: Fields) -> BlendOptions:
+    """The object `blend`: how stored chunks are used in this request."""
     if not fields.has("blend"):
         return BlendOptions()
     blend = Fields(fields.raw("blend"), "blend", _BLEND_FIELDS)
     mode = blend.choice("mode", MODES)
     return BlendOptions(
         mode=BlendOptions().mode if mode is None else cast(Mode, mode),
-        recompute_ratio=blend.number("recompute_ratio", 0.0, 1.0),
+        recompute_ratio="auto" if blend.raw("recompute_ratio") == "auto" else blend.number("recompute_ratio", 0.0, 1.0),
         selection=_parse_selection(blend),
         on_miss=cast("OnMiss | None", blend.choice("on_miss", get_args(OnMiss))),
+        max_kl=blend.number("max_kl", 0.0, MAX_KL_LIMIT),
     )
 
 

@@ -16,7 +16,7 @@ from kvblend.api.server.app import create_app
 from kvblend.api.server.gate import Gate
 from kvblend.api.server.limits import ApiLimits
 from kvblend.api.server.port import SystemPort
-from kvblend.api.server.protocol import protocol_with
+from kvblend.api.server.protocol import http_protocol_with, protocol_with
 
 _log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -78,7 +78,7 @@ async def serve(
         if on_listening is not None:
             on_listening(host, bound_port)
 
-    server = _Server(_config(create_app(system, limits, gate, origins), limits), announce)
+    server = _Server(_config(create_app(system, limits, gate, origins), limits, gate), announce)
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)
         if handle_signals:
@@ -96,10 +96,13 @@ async def serve(
     return 1 if died or not stop.is_set() else 0
 
 
-def _config(app: object, limits: ApiLimits) -> uvicorn.Config:
+def _config(app: object, limits: ApiLimits, gate: Gate) -> uvicorn.Config:
+    def count_stall() -> None:
+        gate.slow_consumers += 1
+
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http="h11",
+        http=http_protocol_with(limits.stall_s, limits.body_s, count_stall),
         ws=protocol_with(limits.close_grace_s),
         ws_max_size=limits.message_bytes_max,
         ws_ping_interval=limits.ping_s,

@@ -11,6 +11,7 @@ from kvblend.engine.contrast import contrast
 from kvblend.engine.evaluation.forcing import ForcedSequence, Prefilled
 from kvblend.engine.kv import KVPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
+from kvblend.engine.precision import Precision
 from kvblend.engine.recommended import Conditioning
 from kvblend.engine.selectors.base import Selector
 from kvblend.engine.selectors.plain import PlainSelector
@@ -32,11 +33,15 @@ class PayloadSource:
 
 
 class Prefiller:
-    """Runs one prompt at a time on a model, outside any scheduler."""
+    """Runs one prompt at a time on a model, outside any scheduler.
 
-    def __init__(self, step: Step, pool: KVPool) -> None:
+    `precision` is the form of the payloads it takes and hands out; None: the compute dtype.
+    """
+
+    def __init__(self, step: Step, pool: KVPool, precision: Precision | None = None) -> None:
         self.step = step
         self.pool = pool
+        self.precision = precision or Precision.of_model(step.model)
 
     @torch.inference_mode()
     def run(
@@ -62,6 +67,7 @@ class Prefiller:
         try:
             source = PayloadSource(payloads or {})
             state = ForcedSequence.start("evaluation", plan, selector, slab, config.num_layers, source, capture)
+            state.precision = self.precision
             outcome = self.step.run([WorkItem(state, _ALL_ROWS)])[0]
             while outcome.status == "running":
                 outcome = self.step.run([WorkItem(state, _ALL_ROWS)])[0]
@@ -71,6 +77,10 @@ class Prefiller:
         except BaseException:
             self.pool.release(slab)
             raise
+
+    def store(self, payloads: Payloads, tokens: int) -> Payloads:
+        """The stored form of a captured segment of `tokens` tokens."""
+        return [self.precision.encode(payload, tokens) for payload in payloads]
 
     def release(self, done: Prefilled) -> None:
         """Give a prompt's KV slots back."""
@@ -97,13 +107,27 @@ class ChunkKV:
         self._kept: dict[tuple[int, ...], Payloads] = {}
 
     def compute(self, conditioning: Conditioning, ids: Sequence[int]) -> Payloads:
-        """One payload per layer of the chunk `ids`; behind an unrelated text it is that of two contexts, as served."""
+        """One payload per layer of the chunk `ids`, in its stored form.
+
+        Behind an unrelated text it is that of two contexts, as served.
+        """
+        return self._prefiller.store(self._computed(conditioning, ids), len(ids))
+
+    def _computed(self, conditioning: Conditioning, ids: Sequence[int]) -> Payloads:
         if conditioning in ("bare", "system") or self._texts[conditioning] == self._texts["system"]:
             return self._behind(self._texts[conditioning], ids)
         model = self._prefiller.step.model
         config, texts = model.config, (self._texts[conditioning], self._texts["system"])
         warm, plain = (self._behind(text, ids) for text in texts)
-        return contrast(warm, plain, config.num_kv_heads, config.head_dim, model.dtype)
+        echo = None
+        if self.tokens_before(conditioning) + 2 * len(ids) <= config.context_length:
+            copy = {len(texts[0]): self._prefiller.store(warm, len(ids))}
+            echo = self._behind([*texts[0], ids], ids, copy)
+        return contrast(warm, plain, config.num_kv_heads, config.head_dim, model.dtype, echo=echo)
+
+    def store(self, payloads: Payloads, tokens: int) -> Payloads:
+        """The stored form of a segment that was captured elsewhere."""
+        return self._prefiller.store(payloads, tokens)
 
     def tokens_before(self, conditioning: Conditioning) -> int:
         """How many tokens a chunk is computed behind."""
@@ -118,12 +142,19 @@ class ChunkKV:
         """The KV of the last of `texts`, behind the others."""
         key = tuple(token for text in texts for token in text)
         if key not in self._kept:
-            self._kept[key] = self._behind(texts[:-1], texts[-1])
+            self._kept[key] = self._prefiller.store(self._behind(texts[:-1], texts[-1]), len(texts[-1]))
         return self._kept[key]
 
-    def _behind(self, texts: Sequence[Sequence[int]], ids: Sequence[int]) -> Payloads:
+    def _behind(
+        self, texts: Sequence[Sequence[int]], ids: Sequence[int], known: Mapping[int, Payloads] | None = None
+    ) -> Payloads:
+        """The KV of `ids` behind `texts`; `known` has that of some of them by their index."""
+        known = known or {}
         layout = PromptLayout.of([(SegmentKind.CHUNK, text) for text in (*texts, ids)])
-        payloads = {layout.segments[i].start: self._prefix(texts[: i + 1]) for i in range(len(texts))}
+        payloads = {
+            layout.segments[i].start: known[i] if i in known else self._prefix(texts[: i + 1])
+            for i in range(len(texts))
+        }
         plan = BlendPlan.of(layout, [*[Reuse.EXACT] * len(texts), Reuse.FRESH], 0.0)
         done = self._prefiller.run(plan, PlainSelector(), payloads, captures=(len(texts),))
         try:
@@ -133,7 +164,7 @@ class ChunkKV:
 
 
 def captured(done: Prefilled, index: int) -> Payloads:
-    """The payloads of the prefill's capture number `index`."""
+    """The payloads of the prefill's capture number `index`, as computed."""
     capture = done.state.capture
     if capture is None:
         raise ValueError("nothing was captured")

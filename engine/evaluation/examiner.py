@@ -27,6 +27,7 @@ from kvblend.engine.evaluation.text_scores import score_text
 from kvblend.engine.kv import SlabPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse
 from kvblend.engine.loaders.load import LoadedModel
+from kvblend.engine.precision import Precision
 from kvblend.engine.recommended import Conditioning
 from kvblend.engine.selectors.build import build_selector
 from kvblend.engine.selectors.plain import PlainSelector
@@ -48,7 +49,8 @@ class _Reference:
 class Examiner:
     """Evaluates methods on one model. `clock` gives seconds; only differences of it count.
 
-    `passages` are `(title, text)` of the corpus, for the conditioning "corpus".
+    `passages` are `(title, text)` of the corpus, for the conditioning "corpus". `store_dtype` is the form that chunks
+    are stored in; "": as computed. Where it is narrow, every blend is compared with that of chunks stored as computed.
     """
 
     def __init__(
@@ -57,17 +59,21 @@ class Examiner:
         backend: AttentionBackend,
         clock: Callable[[], float],
         passages: Sequence[tuple[str, str]] = (),
+        store_dtype: str = "",
     ) -> None:
         model = loaded.model
         self._loaded = loaded
         self._clock = clock
         # one question's prompt at a time, and one chunk behind the unrelated text
         pool = SlabPool(model.config, 4 * model.config.context_length, model.dtype, model.device)
-        self._prefiller = Prefiller(Step(model, backend), pool)
+        step, precision = Step(model, backend), Precision.of_model(model, store_dtype)
+        self._prefiller = Prefiller(step, pool, precision)
+        self._wide = Prefiller(step, pool) if precision.is_narrow else None
         system = instruction_ids(loaded.tokenizer, loaded.template)
         context = model.config.context_length
         warm, corpus = (warm_ids(loaded.tokenizer, context, texts) for texts in (PASSAGES, passages))
         self._chunks = ChunkKV(self._prefiller, system, warm, corpus)
+        self._wide_chunks = ChunkKV(self._wide, system, warm, corpus) if self._wide is not None else None
         self._eos = frozenset((*loaded.tokenizer.eos_ids, *model.config.eos_ids))
 
     def prepare(self, questions: Sequence[Question], runs: Sequence[Run]) -> list[PreparedQuestion]:
@@ -107,14 +113,19 @@ class Examiner:
             self._prefiller.release(full)
         texts: list[Sequence[int]] = []
         payloads: dict[Conditioning, dict[int, Payloads]] = {}
+        wide: dict[Conditioning, dict[int, Payloads]] = {}
         done: dict[tuple[object, ...], RunResult] = {}
         for run in dict.fromkeys((BASELINE, *runs)):
             if run.conditioning is None:
                 continue
             if run.work not in done:
                 if run.conditioning not in payloads:
-                    payloads[run.conditioning] = self._payloads(layout, run.conditioning, exact)
-                done[run.work] = self._examine_run(prepared, run, payloads[run.conditioning], reference, texts)
+                    payloads[run.conditioning] = self._payloads(self._chunks, layout, run.conditioning, exact)
+                    if self._wide_chunks is not None:
+                        wide[run.conditioning] = self._payloads(self._wide_chunks, layout, run.conditioning, exact)
+                unrounded = self._unrounded_gold(prepared, run, wide.get(run.conditioning))
+                loaded = payloads[run.conditioning]
+                done[run.work] = self._examine_run(prepared, run, loaded, reference, texts, unrounded)
             results.append(replace(done[run.work], method=run.method, ratio=run.ratio))
         return QuestionResult(index, tuple(results))
 
@@ -125,28 +136,52 @@ class Examiner:
         payloads: dict[int, Payloads],
         reference: _Reference,
         texts: list[Sequence[int]],
+        unrounded: torch.Tensor | None,
     ) -> RunResult:
         blend, ttft_ms = self._prefill(prepared.layout, run, payloads)
         try:
             followed = blend.follow(reference.continuation, CONTINUATION_TOKENS, self._eos, texts)
             # another method's text is a good guess at this one's once both have left the full prefill's
             texts.insert(0, followed[1])
-            return self._result(prepared, run, blend, ttft_ms, reference, followed)
+            return self._result(prepared, run, blend, ttft_ms, reference, followed, unrounded)
         finally:
             self._prefiller.release(blend)
 
-    def _payloads(self, layout: PromptLayout, conditioning: Conditioning, exact: Payloads) -> dict[int, Payloads]:
-        """The KV of everything before the question: the first chunk's exact one, the others' behind `conditioning`."""
-        system = self._chunks.system_payloads()
+    def _unrounded_gold(
+        self, prepared: PreparedQuestion, run: Run, payloads: dict[int, Payloads] | None
+    ) -> torch.Tensor | None:
+        """Logits over the gold answer from chunks stored as computed; None where they are stored so anyway."""
+        if self._wide is None or payloads is None:
+            return None
+        done, _ = self._prefill(prepared.layout, run, payloads, by=self._wide)
+        try:
+            return done.force(prepared.gold).clone()
+        finally:
+            self._wide.release(done)
+
+    def _payloads(
+        self, chunks: ChunkKV, layout: PromptLayout, conditioning: Conditioning, exact: Payloads
+    ) -> dict[int, Payloads]:
+        """The KV of everything before the question: the first chunk's exact one, the others' behind `conditioning`.
+
+        `exact` is as computed, what comes back is in the form that `chunks` has.
+        """
+        system = chunks.system_payloads()
         found = {0: system} if system is not None else {}
         for number, (_, segment) in enumerate(layout.chunks()):
-            found[segment.start] = self._chunks.compute(conditioning, segment.token_ids) if number else exact
+            ids = segment.token_ids
+            found[segment.start] = chunks.compute(conditioning, ids) if number else chunks.store(exact, len(ids))
         return found
 
     def _prefill(
-        self, layout: PromptLayout, run: Run, payloads: dict[int, Payloads], captures: tuple[int, ...] = ()
+        self,
+        layout: PromptLayout,
+        run: Run,
+        payloads: dict[int, Payloads],
+        captures: tuple[int, ...] = (),
+        by: Prefiller | None = None,
     ) -> tuple[Prefilled, float]:
-        """The prefilled prompt, and the milliseconds that it took."""
+        """The prefilled prompt, and the milliseconds that it took. `by` takes payloads of another form."""
         chunks = [i for i, _ in layout.chunks()]
         marks = [Reuse.EXACT if i <= chunks[0] else Reuse.CACHED for i in range(chunks[-1] + 1)]
         marks += [Reuse.FRESH] * (len(layout.segments) - len(marks))
@@ -156,7 +191,7 @@ class Examiner:
         extra = max(CONTINUATION_TOKENS, GOLD_TOKENS_MAX)
         began = self._clock()
         plan = BlendPlan.of(layout, marks, run.plan_ratio if run.spec is not None else 0.0)
-        done = self._prefiller.run(plan, selector, payloads, captures, extra)
+        done = (by or self._prefiller).run(plan, selector, payloads, captures, extra)
         return done, 1e3 * (self._clock() - began)
 
     def _result(
@@ -167,6 +202,7 @@ class Examiner:
         ttft_ms: float,
         reference: _Reference,
         followed: tuple[torch.Tensor, list[int]],
+        unrounded: torch.Tensor | None = None,
     ) -> RunResult:
         is_full = run.conditioning is None
         gold = reference.gold if is_full else done.force(prepared.gold)
@@ -189,6 +225,7 @@ class Examiner:
             ttft_ms=ttft_ms,
             charged_ratio=done.state.charged_ratio,
             estimates=_estimates(done, continued),
+            kl_store=() if unrounded is None else tuple(kl_per_position(unrounded, gold)),
         )
 
 

@@ -6,16 +6,16 @@ same way in all of them (the weights, say) is for the tests of a model family to
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from kvblend.engine.capture import payload_tensors, tensor_bytes
+from kvblend.engine.capture import payload_tensors
 from kvblend.engine.chat import ChatTemplate
 from kvblend.engine.config import ModelConfig
 from kvblend.engine.evaluation.chunk_kv import ChunkKV, Payloads, Prefiller, captured
+from kvblend.engine.evaluation.exactness import EveryNthRow, difference
 from kvblend.engine.evaluation.forcing import Prefilled
 from kvblend.engine.evaluation.gate_report import GateCheck, GateReport
 from kvblend.engine.evaluation.metrics import kl_per_position
@@ -24,8 +24,9 @@ from kvblend.engine.evaluation.prompting import GOLD_TOKENS_MAX, PreparedQuestio
 from kvblend.engine.evaluation.questions import Question
 from kvblend.engine.kv import PAGE_TOKENS, SlabPool
 from kvblend.engine.layout import BlendPlan, Reuse, SegmentKind
+from kvblend.engine.precision import Precision
 from kvblend.engine.recommended import Conditioning
-from kvblend.engine.selectors.base import Pass, Passes, SelectionContext, Selector, merge_rows
+from kvblend.engine.selectors.base import Selector
 from kvblend.engine.selectors.build import build_selector
 from kvblend.engine.selectors.plain import PlainSelector
 from kvblend.engine.selectors.spec import SelectorSpec
@@ -72,7 +73,8 @@ def gate_prompts(
 class ModelGate:
     """Runs the checks of one model on prompts of at least two chunks. `warm` are the ids of the unrelated text.
 
-    `through` is what happens to stored KV on its way to the store and back; nothing, if all is well.
+    `through` is what happens to stored KV on its way to the store and back; nothing, if all is well. `precision` is the
+    form it is stored in; None: the compute dtype.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class ModelGate:
         warm: Sequence[int],
         setting: GateSetting,
         through: Callable[[Payloads], Payloads] | None = None,
+        precision: Precision | None = None,
     ) -> None:
         config = step.model.config
         head = prompts[0].layout.segments[0]
@@ -92,6 +95,8 @@ class ModelGate:
         self._model = step.model
         self._config: ModelConfig = config
         self._prefiller = Prefiller(step, pool)
+        self._precision = precision or self._prefiller.precision
+        self._server = Prefiller(step, pool, self._precision)
         self._prompts = prompts
         self._setting = setting
         self._through = through or _untouched
@@ -102,16 +107,18 @@ class ModelGate:
     def checks(self) -> Iterator[GateCheck | None]:
         """The checks one by one; None where a piece of work is done and more is to come. Run it to the end or close it.
 
-        In order: `layer0_parity`, `prefix`, `scattered_rows`, `ratio_one`, `kl_mean`.
+        In order: `layer0_parity`, `prefix`, `scattered_rows`, `ratio_one`, where the stored form is narrow
+        `store_dtype`, and `kl_mean`.
         """
         values: list[float] = []
+        rounded: list[float] = []
         for index, prompt in enumerate(self._prompts):
             stored: dict[int, Payloads] = {}
             for payloads in self._store(prompt):
                 stored = payloads
                 yield None
             before_question = range(len(prompt.layout.segments) - 1)
-            full = self._run(prompt, None, captures=before_question if index == 0 else ())
+            full = self._run(self._prefiller, prompt, None, captures=before_question if index == 0 else ())
             try:
                 yield None
                 wanted = full.force(prompt.gold)
@@ -119,10 +126,15 @@ class ModelGate:
                     yield from self._exact_checks(prompt, stored, full, wanted)
                 values += kl_per_position(wanted, self._blended(prompt, stored))
                 yield None
+                if self._precision.is_narrow:
+                    rounded += self._rounding_kl(prompt, stored)
+                    yield None
             finally:
                 self._prefiller.release(full)
         mean = sum(values) / len(values)
         setting = self._setting
+        if rounded:
+            yield self._judge_rounding(rounded)
         said = f"mean KL of {setting.spec.selector} at {setting.recompute_ratio:g} from a full prefill"
         yield GateCheck.of("kl_mean", mean, setting.kl_max, said)
 
@@ -135,22 +147,35 @@ class ModelGate:
         yield self._check_scattered(prompt, full, wanted)
         yield self._check_ratio_one(prompt, stored, wanted)
 
-    def check_store_dtype(self, dtype: torch.dtype) -> GateCheck:
-        """Whether KV stored as `dtype` answers as KV stored in the compute dtype does: mean KL below 1e-3."""
+    def check_store_dtype(self) -> Iterator[GateCheck | None]:
+        """That check alone, the last thing to come, with None where a piece of work is done.
+
+        Whether KV in its stored form answers as KV in the compute dtype does where nothing is computed again.
+        """
         values: list[float] = []
         for prompt in self._prompts:
-            *_, wide = self._store(prompt)
-            sizes = {segment.start: len(segment.token_ids) for segment in prompt.layout.segments}
-            narrow = {start: self._cast(payloads, dtype, sizes[start]) for start, payloads in wide.items()}
-            values += kl_per_position(self._blended(prompt, wide), self._blended(prompt, narrow))
-        mean = sum(values) / len(values)
-        name = str(dtype).removeprefix("torch.")
-        return GateCheck.of("store_dtype", mean, STORE_KL_MAX, f"mean KL of KV stored as {name} from the wide store")
+            stored: dict[int, Payloads] = {}
+            for payloads in self._store(prompt):
+                stored = payloads
+                yield None
+            values += self._rounding_kl(prompt, stored)
+            yield None
+        yield self._judge_rounding(values)
+
+    def _rounding_kl(self, prompt: PreparedQuestion, stored: dict[int, Payloads]) -> list[float]:
+        """KL(stored wide || stored narrow) at each position of the answer, all reused."""
+        wide = self._logits(self._prefiller, prompt, stored, 0.0, PlainSelector())
+        narrow = self._logits(self._server, prompt, self._served(prompt, stored), 0.0, PlainSelector())
+        return kl_per_position(wide, narrow)
+
+    def _judge_rounding(self, values: Sequence[float]) -> GateCheck:
+        said = f"mean KL of plain reuse of KV stored as {self._precision.name} from that of KV stored as computed"
+        return GateCheck.of("store_dtype", sum(values) / len(values), STORE_KL_MAX, said)
 
     # ---- runs ----
 
     def _store(self, prompt: PreparedQuestion) -> Iterator[dict[int, Payloads]]:
-        """What a store has of the prompt, by first position: it grows by a segment at a time."""
+        """What a store that rounds nothing has of the prompt, by first position: it grows by a segment at a time."""
         stored: dict[int, Payloads] = {}
         system = self._kv.system_payloads()
         if system is not None:
@@ -162,8 +187,14 @@ class ModelGate:
             stored[segment.start] = self._through(self._kv.compute(behind, segment.token_ids))
             yield stored
 
+    def _served(self, prompt: PreparedQuestion, stored: dict[int, Payloads]) -> dict[int, Payloads]:
+        """The stored form of it."""
+        sizes = {segment.start: len(segment.token_ids) for segment in prompt.layout.segments}
+        return {start: self._server.store(payloads, sizes[start]) for start, payloads in stored.items()}
+
     def _run(
         self,
+        by: Prefiller,
         prompt: PreparedQuestion,
         stored: dict[int, Payloads] | None,
         ratio: float = 0.0,
@@ -179,26 +210,27 @@ class ModelGate:
                 marks[index] = Reuse.EXACT if index <= first else Reuse.CACHED
         plan = BlendPlan.of(layout, marks, ratio)
         extra = len(prompt.gold) + 1
-        return self._prefiller.run(plan, selector or PlainSelector(), stored, captures, extra)
+        return by.run(plan, selector or PlainSelector(), stored, captures, extra)
 
     def _logits(
-        self, prompt: PreparedQuestion, stored: dict[int, Payloads], ratio: float, by: Selector
+        self, by: Prefiller, prompt: PreparedQuestion, stored: dict[int, Payloads], ratio: float, selector: Selector
     ) -> torch.Tensor:
-        """Logits over the gold answer `[gold tokens, vocab_size]` of one blend."""
-        done = self._run(prompt, stored, ratio, by)
+        """Logits over the gold answer `[gold tokens, vocab_size]` of one blend of KV in the form that `by` takes."""
+        done = self._run(by, prompt, stored, ratio, selector)
         try:
             return done.force(prompt.gold).clone()
         finally:
             self._prefiller.release(done)
 
     def _blended(self, prompt: PreparedQuestion, stored: dict[int, Payloads]) -> torch.Tensor:
-        ratio = self._setting.recompute_ratio
-        return self._logits(prompt, stored, ratio, build_selector(self._setting.spec))
+        """Logits of the setting to be judged, over KV in its stored form."""
+        selector = build_selector(self._setting.spec)
+        return self._logits(self._server, prompt, self._served(prompt, stored), self._setting.recompute_ratio, selector)
 
     # ---- single checks ----
 
     def _check_parity(self, prompt: PreparedQuestion, stored: dict[int, Payloads], full: Prefilled) -> GateCheck:
-        reused = self._run(prompt, stored)
+        reused = self._run(self._server, prompt, self._served(prompt, stored))
         try:
             end = prompt.layout.segments[-1].start
             pairs = zip(reused.slab.view(0, end), full.slab.view(0, end), strict=True)
@@ -206,7 +238,7 @@ class ModelGate:
         finally:
             self._prefiller.release(reused)
         said = "layer 0 of stored KV, rotated to its places, against fresh KV"
-        return GateCheck.of("layer0_parity", value, self._exact_limit, said)
+        return GateCheck.of("layer0_parity", value, self._exact_limit + self._precision.rounding_max, said)
 
     def _check_prefix(self, prompt: PreparedQuestion, stored: dict[int, Payloads], full: Prefilled) -> GateCheck:
         """Stored KV of what stands first must be what a full prefill computes there, in every layer."""
@@ -223,7 +255,7 @@ class ModelGate:
         exact = {
             segment.start: self._through(captured(full, at)) for at, segment in enumerate(prompt.layout.segments[:-1])
         }
-        value = difference(self._logits(prompt, exact, 1.0 / _EVERY, EveryNthRow(_EVERY)), wanted)
+        value = difference(self._logits(self._prefiller, prompt, exact, 1.0 / _EVERY, EveryNthRow(_EVERY)), wanted)
         said = f"every {_EVERY}th row computed again over exact KV against a full prefill"
         return GateCheck.of("scattered_rows", value, self._exact_limit, said)
 
@@ -232,7 +264,7 @@ class ModelGate:
     ) -> GateCheck:
         # ratios and thresholds of its own would keep the selector from taking every row
         spec = self._setting.spec.overridden({}, has_ratio=True)
-        value = difference(self._logits(prompt, stored, 1.0, build_selector(spec)), wanted)
+        value = difference(self._logits(self._prefiller, prompt, stored, 1.0, build_selector(spec)), wanted)
         said = f"{spec.selector} at ratio 1.0 against a full prefill"
         return GateCheck.of("ratio_one", value, self._exact_limit, said)
 
@@ -246,41 +278,10 @@ class ModelGate:
     def _tensors(self, payload: memoryview, tokens: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
         return payload_tensors(payload, self._config.num_kv_heads, self._config.head_dim, self._model.dtype, tokens)
 
-    def _cast(self, payloads: Payloads, dtype: torch.dtype, tokens: int) -> Payloads:
-        """K and V through `dtype` and back; what stands behind them is no KV and stays as it is."""
-        cast = []
-        for payload in payloads:
-            narrow = torch.stack(self._tensors(payload, tokens)).to(dtype).to(self._model.dtype)
-            kv = tensor_bytes(narrow)
-            cast.append(memoryview(bytearray(kv) + payload[len(kv) :]))
-        return cast
-
-
-class EveryNthRow:
-    """Computes every n-th cached row again, whatever the budget: rows with gaps between them."""
-
-    name = "every_nth"
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-
-    def passes(self, context: SelectionContext) -> Passes:
-        """One pass over those rows and the fresh ones."""
-        rows = merge_rows(context.cached_rows[:: self._n], context.fresh_rows)
-        yield Pass(range(context.num_layers), rows)
-
 
 def run_gate(gate: ModelGate) -> GateReport:
     """All checks in one go."""
     return GateReport(tuple(check for check in gate.checks() if check is not None))
-
-
-def difference(given: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The largest absolute difference as a share of the largest wanted number; infinite where one is no number."""
-    with torch.inference_mode():
-        scale = wanted.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
-        value = float(((given - wanted).abs().max() / scale).float())
-    return math.inf if math.isnan(value) else value
 
 
 def _untouched(payloads: Payloads) -> Payloads:

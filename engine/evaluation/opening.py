@@ -35,9 +35,10 @@ def open_model(
     runs: Sequence[Run],
     clock: Callable[[], float],
     passages: Sequence[tuple[str, str]] = (),
+    store_dtype: str = "",
 ) -> OpenedModel:
     """Load the model at `path`; `threads` 0 leaves torch's own choice, `clock` gives seconds,
-    `passages` are texts of the corpus (see `Examiner`).
+    `passages` are texts of the corpus, `store_dtype` names the form of stored chunks (see `Examiner`).
 
     Raises BadSelection, before any weight is read, where a run names a layer that the model lacks; else what
     `assemble_engine` raises.
@@ -52,5 +53,5 @@ def open_model(
     model = engine.runner.model
     backend, _ = choose_backend("auto", model.device, model.dtype)
     loaded = LoadedModel(model, engine.tokenizer, engine.template, engine.fingerprint)
-    examiner = Examiner(loaded, backend, clock, passages)
+    examiner = Examiner(loaded, backend, clock, passages, store_dtype)
     return OpenedModel(examiner, engine.fingerprint, engine.attention, torch.get_num_threads(), torch.__version__)

@@ -14,7 +14,8 @@ class RunResult:
     `kl` and `kl_cont` are KL(full || method) in nats over the gold answer and over the full prefill's own continuation;
     `nll` and `nll_full` -log p per gold token. `first_divergence` counts the leading tokens that the generated text
     shares with the full prefill's. `ttft_ms` runs from KV in memory to the first token's logits. `estimates` is what
-    the run shows without knowing the full prefill.
+    the run shows without knowing the full prefill. `kl_store`, where chunks are stored in a narrow form, is KL(the same
+    run over chunks stored as computed || this run) over the gold answer.
     """
 
     method: str
@@ -32,6 +33,7 @@ class RunResult:
     ttft_ms: float
     charged_ratio: float
     estimates: dict[str, Any]
+    kl_store: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +65,4 @@ class QuestionResult:
 
 def _run_from(data: Mapping[str, Any]) -> RunResult:
     values = {field.name: data[field.name] for field in fields(RunResult)}
-    return RunResult(**{**values, "kl": tuple(values["kl"]), "kl_cont": tuple(values["kl_cont"])})
+    return RunResult(**{**values, **{name: tuple(values[name]) for name in ("kl", "kl_cont", "kl_store")}})

@@ -16,8 +16,9 @@ from kvblend.engine.evaluation.results import QuestionResult, RunResult
 def summarise(results: Sequence[QuestionResult], runs: Sequence[Run], seed: int) -> list[dict[str, Any]]:
     """One row per run, in order. Means are over questions, `*_p99` over all positions of all questions.
 
-    `kl_recovery` is 1 - mean KL / mean KL of plain reuse behind the system prompt on the same questions. `ci` holds
-    paired bootstrap intervals of 95 %; those of `f1_delta` are against the full prefill. At least one result.
+    `kl_store_mean` is None where nothing was loaded that is stored narrower than computed. `kl_recovery` is 1 - mean
+    KL / mean KL of plain reuse behind the system prompt on the same questions. `ci` holds paired bootstrap intervals of
+    95 %; those of `f1_delta` are against the full prefill. At least one result.
     """
     bootstrap = Bootstrap(len(results), seed)
     baseline = _kl_means(_of(results, BASELINE))
@@ -54,6 +55,7 @@ def _row(
         "kl_p99": _p99([x for one in found for x in one.kl]),
         "kl_cont_mean": fmean(kl_cont),
         "kl_cont_p99": _p99([x for one in found for x in one.kl_cont]),
+        "kl_store_mean": _store_mean(found),
         "kl_recovery": 1.0 - fmean(kl) / base if base > 0.0 else 0.0,
         "nll_delta": fmean(nll_delta),
         "top1": fmean(top1),
@@ -73,6 +75,12 @@ def _row(
             "kl_cont_mean": bootstrap.mean(kl_cont),
         },
     }
+
+
+def _store_mean(found: Sequence[RunResult]) -> float | None:
+    """Mean KL of stored precision; None where all is stored as computed, or nothing is loaded."""
+    means = [fmean(one.kl_store) for one in found if one.kl_store]
+    return fmean(means) if means else None
 
 
 def _p99(values: Sequence[float]) -> float:

@@ -24,6 +24,10 @@ class Pass:
     "attention" (per key, summed over the layers of `score_layers`, all when None). A `residual` corrects the cached
     rows that are not in this pass.
 
+    Rows behind the prompt are drafts: guesses at the answer, whose token ids are `drafts`, from the first of them on.
+    `shows_from`: of a pass through the last layer, the logits of its rows from this position on come back.
+    `restores`: cached slots get what was loaded once more, layer by layer, before this pass and those behind it.
+
     A row sees every slot below it, so fresh rows below it must be in this pass or an earlier one: slots that nothing
     was loaded or computed into hold arbitrary numbers.
     """
@@ -34,6 +38,9 @@ class Pass:
     observe: Observe = "nothing"
     score_layers: frozenset[int] | None = None
     residual: Residual | None = None
+    shows_from: int | None = None
+    drafts: tuple[int, ...] = ()
+    restores: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +50,7 @@ class Observation:
     `key_norm` and `value_norm`: float32 `[rows]`, squared L2 of the cached ones themselves. `attention`: float32
     `[prompt tokens]`, see `engine.attention.base.attend_scored`. `sensitivity`: float32 `[prompt tokens]`, summed over
     the layers loaded so far, NaN where a segment was stored without (see `engine.contrast`); None where all were.
+    `logits`: float32 `[shown rows, vocab_size]` where the pass shows any.
     """
 
     rows: torch.Tensor
@@ -52,6 +60,7 @@ class Observation:
     value_norm: torch.Tensor | None = None
     attention: torch.Tensor | None = None
     sensitivity: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +69,7 @@ class SelectionContext:
 
     `cached_rows` are the B-rows, `cached_spans` the `(start, end)` of the segments they belong to, `fresh_rows` what
     must be computed in any case (question, misses, text between), `question_rows` the last segment. Exact rows are in
-    none of them.
+    none of them. `slots` is how many positions the sequence has room for.
     """
 
     num_layers: int
@@ -70,6 +79,7 @@ class SelectionContext:
     question_rows: torch.Tensor
     budget: int
     cached_spans: tuple[tuple[int, int], ...] = ()
+    slots: int = 0
 
 
 Passes = Generator[Pass, Observation, None]

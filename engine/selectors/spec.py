@@ -16,6 +16,9 @@ NamedLayers = Literal["all", "middle"]
 
 LAYERS_MAX = 1024
 SEED_MAX = (1 << 64) - 1
+KL_MAX_LIMIT = 1e3
+KL_POSITIONS = 8
+"""A request's KL is the mean over this many positions of the full prefill's greedy continuation."""
 _CHOICES: dict[str, tuple[str, ...]] = {
     "selector": get_args(SelectorName),
     "divergence": get_args(DivergenceOf),

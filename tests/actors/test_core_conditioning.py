@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from
 
-from kvblend.actors.core.conditioning import NEIGHBOURS, Conditioning, ConditioningKind
+from kvblend.actors.core.conditioning import ECHO, NEIGHBOURS, Conditioning, ConditioningKind
 from kvblend.actors.core.conditioning import WARM as MARK
 
 SYSTEM, WARM = (1, 2, 3), (7, 8, 9, 10)
@@ -30,8 +30,8 @@ def test_what_a_chunk_is_computed_behind(kind: ConditioningKind, parts: tuple[tu
     [
         ("bare", ((), SYSTEM)),
         ("system", (SYSTEM, ())),
-        ("warm", ((*SYSTEM, *WARM, *MARK), SYSTEM, ())),
-        ("neighbours", ((*SYSTEM, *NEIGHBOURS), (*SYSTEM, *WARM, *MARK), SYSTEM, ())),
+        ("warm", ((*SYSTEM, *WARM, *MARK), (*SYSTEM, *WARM, *ECHO), SYSTEM, ())),
+        ("neighbours", ((*SYSTEM, *NEIGHBOURS), (*SYSTEM, *WARM, *MARK), (*SYSTEM, *WARM, *ECHO), SYSTEM, ())),
     ],
 )
 def test_the_order_of_lookup(kind: ConditioningKind, variants: tuple[tuple[int, ...], ...]) -> None:
@@ -83,3 +83,21 @@ def test_what_is_computed_is_what_is_looked_for(
     assert own in variants
     assert len(set(variants)) == len(variants)
     assert variants.index(own) == (1 if kind == "neighbours" else 0)
+
+
+def test_with_echo_a_warm_chunk_has_a_key_of_its_own_and_is_looked_for_first() -> None:
+    echo = Conditioning("warm", WARM, 100, echo=True)
+    assert echo.behind(SYSTEM, 5) == (*SYSTEM, *WARM, *ECHO)
+    assert echo.variants(SYSTEM, 5) == ((*SYSTEM, *WARM, *ECHO), (*SYSTEM, *WARM, *MARK), SYSTEM, ())
+
+
+@pytest.mark.parametrize(("tokens", "echoes"), [(4, True), (5, False)])
+def test_a_chunk_whose_copy_does_not_fit_is_stored_without_its_echo(tokens: int, echoes: bool) -> None:
+    tight = Conditioning("warm", WARM, 15, echo=True)
+    assert tight.echoes(SYSTEM, tokens) is echoes
+    assert tight.behind(SYSTEM, tokens) == (*SYSTEM, *WARM, *(ECHO if echoes else MARK))
+
+
+@pytest.mark.parametrize("kind", ["system", "bare"])
+def test_only_warm_chunks_have_an_echo(kind: ConditioningKind) -> None:
+    assert not Conditioning(kind, WARM, 100, echo=True).echoes(SYSTEM, 5)

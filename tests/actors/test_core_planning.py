@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from
 
 from kvblend.actors.core import events as ev
-from kvblend.actors.core.conditioning import NEIGHBOURS, Conditioning, ConditioningKind
+from kvblend.actors.core.conditioning import ECHO, NEIGHBOURS, Conditioning, ConditioningKind
 from kvblend.actors.core.planning import decide, precompute_job, rope_ids, segment_keys, storing_layout
 from kvblend.actors.messages import MODES, Mode
 from kvblend.engine.layout import PromptLayout, Reuse
@@ -51,8 +51,8 @@ def test_a_bare_server_takes_what_was_computed_behind_the_system_prompt_too() ->
 
 def test_a_warm_server_looks_behind_the_warm_text_then_the_system_prompt_then_bare() -> None:
     later = segment_keys(LAYOUT, "blend", WARM_RULE, "m", "")[2]
-    warm = key_of(B, BEHIND)
-    assert later.lookup[1:] == ((warm, False), (key_of(B), False), (key_of(B, ()), False))
+    warm, echo = key_of(B, BEHIND), key_of(B, (*BEHIND[:-1], *ECHO))
+    assert later.lookup[1:] == ((warm, False), (echo, False), (key_of(B), False), (key_of(B, ()), False))
     assert later.precompute == warm
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core_driver import REPORT, SYSTEM, A, B, C, Driver, generate, key_of, result
+import pytest
+from core_driver import REPORT, SYSTEM, A, B, C, Driver, generate, key_of, result, store
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.messages import Delta, Failed, Finished
@@ -192,3 +193,47 @@ def test_a_jobs_note_is_said_with_its_figures() -> None:
     end = driver.terminal()
     assert isinstance(end, Finished)
     assert end.usage.notes == ("served otherwise",)
+
+
+def prefilled(driver: Driver, compute_ms: float, *others: str) -> None:
+    report = ev.PrefillReport(0, 0, 100, 1.0, 0.0)
+    done = [result("r", "sampled", prefill=report), *(result(name, "running") for name in others)]
+    driver.do(ev.StepDone(driver.state.step_number, tuple(done), compute_ms, 3.0))
+
+
+def test_a_prefill_that_had_the_device_to_itself_tells_how_fast_it_computes() -> None:
+    driver = Driver()
+    driver.begin(generate("r", A))
+    prefilled(driver, 200.0)
+    assert driver.state.controller.compute.row_s == pytest.approx(0.002)
+
+
+def test_a_prefill_that_shared_its_steps_tells_nothing() -> None:
+    driver = Driver()
+    driver.begin(generate("other", B))
+    driver.submit(generate("r", A))
+    driver.step(result("other", "running"))
+    driver.look_up("r")
+    driver.step(result("other", "running"))
+    prefilled(driver, 200.0, "other")
+    assert driver.state.controller.compute.row_s is None
+
+
+def test_what_is_stored_goes_with_its_worth_and_the_tier_for_it() -> None:
+    driver = Driver(num_layers=2, layer_token_bytes=10)
+    driver.state.controller.compute.note(100.0, 1.0, blend=True)
+    driver.begin(generate("r", A))
+    prefilled(driver, 0.0)
+    (head, _) = driver.of(ev.StoreSegment)
+    assert head.cost_s == pytest.approx(len(head.token_ids) * 0.01)
+    assert head.tier == "host"
+    assert driver.entry("r").usage(4.0).loading.store_tier == "host"
+
+
+def test_a_chunk_that_was_computed_alone_is_worth_what_that_took() -> None:
+    driver = Driver()
+    driver.begin(store("r", A), exact=(0,))
+    report = ev.PrefillReport(3, 0, len(A), 1.0, 0.0)
+    driver.do(ev.StepDone(driver.state.step_number, (result("r", "prefilled", prefill=report),), 80.0, 3.0))
+    (command,) = driver.of(ev.StoreSegment)
+    assert command.cost_s == pytest.approx(0.08)

@@ -160,12 +160,12 @@ async def test_a_second_look_up_of_a_released_request_is_not_mixed_up_with_the_f
 
 
 async def test_a_damaged_layer_is_told_once_and_nothing_more_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def damaged(*_: Any) -> memoryview:
+    async def damaged(*_: Any) -> None:
         raise ChunkDamaged("flipped bits")
 
     async with open_world() as world:
         await world.look_up()
-        monkeypatch.setattr(ChunkLease, "layer", damaged)
+        monkeypatch.setattr(ChunkLease, "prefetch", damaged)
         monkeypatch.setattr(ChunkLease, "layer_nowait", lambda *_: None)
         await world.tell(ev.StartLoading("r", (0, 1)))
         heard = await world.hear(ev.LoadFailed)
@@ -177,15 +177,14 @@ async def test_a_damaged_layer_is_told_once_and_nothing_more_is_delivered(monkey
 async def test_a_request_loads_anew_while_a_read_of_its_last_load_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
     entered, gate = asyncio.Event(), asyncio.Event()
 
-    async def slow(*_: Any) -> memoryview:
+    async def slow(*_: Any) -> None:
         entered.set()
         await gate.wait()
-        return payloads(SYSTEM)[0]
 
     async with open_world() as world:
         await world.look_up()
         with monkeypatch.context() as patch:
-            patch.setattr(ChunkLease, "layer", slow)
+            patch.setattr(ChunkLease, "prefetch", slow)
             patch.setattr(ChunkLease, "layer_nowait", lambda *_: None)
             await world.tell(ev.StartLoading("r", (0,)))
             await entered.wait()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core_driver import A, B, generate, key_of
-from shell_rig import SHAPE, GatedDisk, Rig, open_rig, payloads, put_prompt
+from shell_rig import SHAPE, GatedDisk, Rig, open_rig, payloads, put, put_prompt
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.loader import Loader
@@ -42,12 +42,12 @@ class World:
 
 
 @asynccontextmanager
-async def world(root: Path, window: int = 2) -> AsyncIterator[World]:
+async def world(root: Path, window: int = 2, ahead_bytes_max: int = 1 << 20) -> AsyncIterator[World]:
     disk = GatedDisk()
     async with open_rig() as rig, await ChunkStore.open(root, SHAPE, "m", 1 << 20, disk) as store:
         tables = SideTables()
         await put_prompt(store)
-        rig.run(lambda: Loader(store, tables, rig.scheduler, rig.peer, window))
+        rig.run(lambda: Loader(store, tables, rig.scheduler, rig.peer, window, ahead_bytes_max))
         w = World(rig, store, disk, tables)
         await w.look_up(generate("started", mode="full"))
         rig.tell(ev.Release("started"))
@@ -88,18 +88,93 @@ async def test_loading_after_a_release_reads_nothing(tmp_path: Path) -> None:
         assert w.disk.read_count == 0
 
 
-async def test_a_hanging_read_keeps_its_lease_until_it_returns_and_tells_nobody(tmp_path: Path) -> None:
+async def test_a_release_gives_the_lease_back_at_once_though_a_read_hangs_and_nobody_is_told_of_it(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as w:
         await w.look_up(generate("r", A))
         w.disk.reads.clear()
         w.rig.tell(ev.StartLoading("r", (1,)))
         await w.disk.reading.acquire()
         w.rig.tell(ev.Release("r"))
-        await w.rig.until(lambda: not w.tables.layers)
-        assert w.leases == 1
-        w.disk.reads.set()
         await w.until_no_lease()
+        w.disk.reads.set()
+        await w.rig.until(lambda: w.store.stats().layers_read > 0)
         assert w.rig.passed_on.depth == 0
+
+
+async def test_reads_that_hang_for_a_cancelled_request_do_not_keep_others_waiting(tmp_path: Path) -> None:
+    async with world(tmp_path, window=1) as w:
+        await put(w.store, B)
+        await w.look_up(generate("gone", A))
+        w.disk.reads.clear()
+        w.rig.tell(ev.StartLoading("gone", (1,)))
+        await w.disk.reading.acquire()
+        w.rig.tell(ev.Release("gone"))
+        await w.look_up(generate("next", B))
+        w.rig.tell(ev.StartLoading("next", (1,)))
+        await w.disk.reading.acquire()
+        assert w.disk.read_count == 2
+
+
+async def test_queued_reads_of_a_cancelled_request_never_start(tmp_path: Path) -> None:
+    async with world(tmp_path, window=1) as w:
+        await w.look_up(generate("r", A))
+        w.disk.reads.clear()
+        w.rig.tell(ev.StartLoading("r", (0, 1)))
+        await w.disk.reading.acquire()
+        w.rig.tell(ev.Release("r"))
+        await w.until_no_lease()
+        w.disk.reads.set()
+        await w.rig.until(lambda: w.store.stats().layers_read > 0)
+        assert w.disk.read_count == 1
+
+
+async def test_a_request_in_the_queue_has_its_first_layers_read_and_its_look_up_keeps_the_leases(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        job = generate("r", A)
+        w.rig.tell(ev.LookAhead(job))
+        await w.rig.until(lambda: w.store.stats().layers_read == 4)
+        leased = w.leases
+        assert await w.look_up(job) == (0, 1)
+        assert (leased, w.leases) == (2, 2)
+        w.rig.tell(ev.StartLoading("r", (0, 1)))
+        assert [(await w.rig.passed()).layer for _ in range(3)] == [0, 1, 2]
+        assert w.store.stats().layers_read == 6
+
+
+async def test_a_request_that_leaves_the_queue_gives_back_what_was_leased_ahead(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.rig.tell(ev.LookAhead(generate("r", A)))
+        await w.rig.until(lambda: w.leases == 2)
+        w.rig.tell(ev.Release("r"))
+        await w.until_no_lease()
+
+
+async def test_no_more_is_leased_ahead_than_the_budget(tmp_path: Path) -> None:
+    async with world(tmp_path, ahead_bytes_max=3 * SHAPE.layer_bytes(len(A))) as w:
+        w.rig.tell(ev.LookAhead(generate("r", A)))
+        await w.rig.until(lambda: w.leases == 1 and w.store.stats().layers_read == 2)
+        w.rig.tell(ev.LookAhead(generate("s", A)), ev.Release("r"))
+        await w.rig.until(lambda: w.leases == 1)
+
+
+async def test_damage_found_while_looking_ahead_is_a_miss_of_the_look_up(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        flip_bits(tmp_path)
+        job = generate("r", A)
+        w.rig.tell(ev.LookAhead(job))
+        await w.rig.until(lambda: not w.store.contains(key_of(A)))
+        assert await w.look_up(job) == (0,)
+
+
+async def test_hits_say_how_many_bytes_are_to_be_read(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.rig.tell(ev.Lookup(generate("r", A)))
+        found = await w.rig.heard()
+        assert [hit.num_bytes for hit in found.hits] == [3 * SHAPE.layer_bytes(n) for n in (3, len(A))]
 
 
 async def test_a_request_that_comes_again_while_its_first_read_hangs_is_served(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from model_files import CHATML, tokenizer_json
 from tiny_models import tiny_config
 
-from kvblend.actors.core.events import Job
+from kvblend.actors.core.events import BlendShape, Job
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import BlendOptions, ChatMessage, Document, Generate, Sampling, SelectionOptions
 from kvblend.actors.requests import JobBuilder, check_request, check_sampling
@@ -66,6 +66,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "mode": ({"blend": BlendOptions(mode=cast(Any, "magic"))}, "blend.mode"),
     "ratio": ({"blend": BlendOptions(recompute_ratio=1.01)}, "blend.recompute_ratio"),
     "no ratio": ({"blend": BlendOptions(recompute_ratio=float("nan"))}, "blend.recompute_ratio"),
+    "ratio in words": ({"blend": BlendOptions(recompute_ratio=cast(Any, "all"))}, "blend.recompute_ratio"),
     "selection": ({"blend": BlendOptions(selection=SelectionOptions(cast(Any, "plain")))}, "blend.selector"),
     "on_miss": ({"blend": BlendOptions(on_miss=cast(Any, "panic"))}, "blend.on_miss"),
     "sampling": ({"sampling": Sampling(max_tokens=0)}, "max_output_tokens"),
@@ -151,6 +152,11 @@ def test_a_given_seed_is_kept_even_zero() -> None:
 def test_the_ratio_is_the_requests_or_the_servers(given: float | None, used: float) -> None:
     job = answered(replace(GOOD, blend=BlendOptions(recompute_ratio=given)), recompute_ratio=0.4)
     assert job.recompute_ratio == used
+
+
+def test_a_request_for_the_ratio_that_loading_hides_says_so_in_its_job() -> None:
+    job = answered(replace(GOOD, blend=BlendOptions(recompute_ratio="auto"), deadline_ms=900.0), recompute_ratio=0.4)
+    assert (job.recompute_ratio, job.shape, job.deadline_ms) == (0.4, BlendShape(2, False, True), 900.0)
 
 
 def test_a_layer_the_model_does_not_have_is_refused() -> None:

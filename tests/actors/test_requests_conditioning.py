@@ -51,8 +51,15 @@ def stored(*documents: Document, context: int = CONTEXT, conditioning: str = "wa
 def test_a_warm_server_stores_documents_behind_the_warm_text() -> None:
     job = stored(MILL)[0]
     assert [segment.token_ids for segment in job.layout.segments] == [HEAD, WARM, ids_of(MILL)]
-    assert job.stored_key == ChunkKey.of("print", "", Conditioning("warm", WARM).behind(HEAD, 1), ids_of(MILL))
-    assert (job.conditioning, job.note, job.replace) == ("warm", "", False)
+    rule = Conditioning("warm", WARM, echo=True)
+    assert job.stored_key == ChunkKey.of("print", "", rule.behind(HEAD, 1), ids_of(MILL))
+    assert (job.conditioning, job.note, job.replace, job.echo) == ("warm", "", False, True)
+
+
+def test_a_chunk_with_an_echo_needs_room_for_its_copy() -> None:
+    (with_echo,), (without,) = stored(MILL), stored(MILL, echo=False)
+    assert with_echo.tokens_max == without.tokens_max + len(ids_of(MILL))
+    assert without.stored_key != with_echo.stored_key
 
 
 def test_the_warm_text_itself_is_stored_behind_the_system_prompt() -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from kvblend.actors.core.events import BlendShape
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import BlendOptions, SelectionOptions
-from kvblend.actors.selection import budget_ratio, check_settings_for, merge_selection
+from kvblend.actors.selection import blend_shape, budget_ratio, check_settings_for, merge_selection
 from kvblend.actors.settings import Settings
 from kvblend.engine.selectors.spec import SelectorSpec
 
 
-def blend(ratio: float | None = None, **given: Any) -> BlendOptions:
+def blend(ratio: float | Literal["auto"] | None = None, **given: Any) -> BlendOptions:
     return BlendOptions(recompute_ratio=ratio, selection=SelectionOptions(**given))
 
 
@@ -67,6 +68,13 @@ def test_layers_are_compared_with_the_model(given: dict[str, Any]) -> None:
         ({"thresholds": (0.4,)}, blend(), 1.0),
         ({"thresholds": (0.4,)}, blend(recompute_ratios=(0.3,)), 0.3),
         ({"thresholds": (0.4,)}, blend(0.2), 0.2),
+        ({}, blend("auto"), 0.15),
+        ({"recompute_ratio": "auto"}, blend(), 0.15),
+        ({"recompute_ratio": 0.3}, blend("auto"), 0.3),
+        ({"recompute_ratio": "auto", "auto_ratio_floor": 0.2}, blend(), 0.2),
+        ({"recompute_ratio": "auto", "auto_ratio_floor": 0.2}, blend(0.1), 0.1),
+        ({"recompute_ratio": 0.3, "auto_ratio_floor": 0.2}, blend("auto"), 0.2),
+        ({"recompute_ratio": 0.3, "auto_ratio_floor": 0.2}, blend(), 0.3),
     ],
 )
 def test_the_budget_follows_what_was_said_last(settings: dict[str, Any], options: BlendOptions, ratio: float) -> None:
@@ -79,3 +87,22 @@ def test_a_servers_layers_are_compared_with_the_model(name: str) -> None:
     check_settings_for(settings, 5)
     with pytest.raises(RequestError, match=rf"{name} is \(1, 4\); the model has layers 0\.\.3"):
         check_settings_for(settings, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "shape"),
+    [
+        ({}, blend(), BlendShape(2, False, False)),
+        ({}, blend("auto", check_layers=(1, 4)), BlendShape(5, False, True)),
+        ({"recompute_ratio": "auto"}, blend(), BlendShape(2, False, True)),
+        ({"recompute_ratio": "auto"}, blend(0.2), BlendShape(2, False, False)),
+        ({"recompute_ratio": "auto"}, blend(recompute_ratios=(0.2,)), BlendShape(2, False, False)),
+        ({}, blend("auto", selector="query"), BlendShape(0, True, True)),
+        ({}, blend("auto", selector="union"), BlendShape(2, True, True)),
+        ({}, blend("auto", selector="random"), BlendShape(0, False, True)),
+    ],
+)
+def test_what_loading_can_hide_follows_from_the_selector(
+    settings: dict[str, Any], options: BlendOptions, shape: BlendShape
+) -> None:
+    assert blend_shape(Settings(**settings), options) == shape

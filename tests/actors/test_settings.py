@@ -20,6 +20,11 @@ def test_the_defaults_are_allowed() -> None:
         ("recompute_ratio", 1.5),
         ("recompute_ratio", float("nan")),
         ("recompute_ratio", "0.15"),
+        ("recompute_ratio", "automatic"),
+        ("auto_ratio_floor", 1.5),
+        ("auto_ratio_floor", "auto"),
+        ("lookahead_requests_max", -1),
+        ("slow_loads", "wait"),
         ("check_layers", (0,)),
         ("check_layers", 1),
         ("recompute_ratios", (0.1, 0.2)),
@@ -34,6 +39,12 @@ def test_the_defaults_are_allowed() -> None:
         ("residual_fraction", -0.1),
         ("seed", -1),
         ("host_bytes_budget", 5),
+        ("host_policy", "fifo"),
+        ("disk_bytes_budget", 0),
+        ("disk_policy", ""),
+        ("tenant_bytes_max", -1),
+        ("remote_timeout_ms", 0),
+        ("remote_ttl_s", -1),
         ("max_num_seqs", True),
         ("prefetch_layers_max", 0),
         ("dtype", "float16"),
@@ -51,9 +62,30 @@ def test_a_bad_value_is_an_error_that_names_it(name: str, value: Any) -> None:
     assert str(value) in caught.value.message
 
 
+def test_the_address_of_a_remote_tier_is_shown_nowhere() -> None:
+    assert "hunter2" not in repr(Settings(remote="redis://:hunter2@h"))
+    with pytest.raises(RequestError, match="redis://") as caught:
+        Settings(remote="http://:hunter2@h")
+    assert caught.value.param == "remote"
+    assert "hunter2" not in caught.value.message
+
+
 def test_a_range_is_named_in_the_error() -> None:
     with pytest.raises(RequestError, match=r"0\.\.1"):
         Settings(recompute_ratio=-0.1)
+
+
+@pytest.mark.parametrize(
+    ("values", "floor"),
+    [
+        ({}, 0.15),
+        ({"recompute_ratio": 0.3, "auto_ratio_floor": 0.2}, 0.3),
+        ({"recompute_ratio": "auto"}, 0.15),
+        ({"recompute_ratio": "auto", "auto_ratio_floor": 0.2}, 0.2),
+    ],
+)
+def test_the_ratio_where_nothing_else_is_said(values: dict[str, Any], floor: float) -> None:
+    assert Settings(**values).ratio_floor == floor
 
 
 def test_names_are_all_settings() -> None:

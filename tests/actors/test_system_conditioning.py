@@ -12,7 +12,7 @@ from small_system import TEXTS, answer, request, running
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import Document, Finished
 from kvblend.actors.system import System
-from kvblend.store.format import parse_header
+from kvblend.store.format import ChunkHeader, parse_header
 
 # its quarter must hold some of the warm text
 CONTEXT = 8192
@@ -31,12 +31,21 @@ async def ingest(system: System, texts: Any, name: str = "i", **changes: Any) ->
     return end
 
 
+def header_of(store: Path, chunk_id: str) -> ChunkHeader:
+    raw = (store / "chunks" / chunk_id[:2] / f"{chunk_id}.kvc").read_bytes()
+    return parse_header(raw, len(raw))
+
+
+def kv_bytes(store: Path, chunk_id: str) -> int:
+    """The bytes of one K and V of each layer of a stored chunk."""
+    header = header_of(store, chunk_id)
+    return header.shape.layer_bytes(header.num_tokens)
+
+
 def extra_bytes(store: Path, chunk_id: str) -> int:
     """How many bytes stand behind K and V in each layer of a stored chunk."""
-    raw = (store / "chunks" / chunk_id[:2] / f"{chunk_id}.kvc").read_bytes()
-    header = parse_header(raw, len(raw))
-    (length,) = {span.length for span in header.layers}
-    return length - header.shape.layer_bytes(header.num_tokens)
+    (length,) = {span.length for span in header_of(store, chunk_id).layers}
+    return length - kv_bytes(store, chunk_id)
 
 
 def near(text: str, *others: str) -> Document:
@@ -69,13 +78,33 @@ async def test_the_warm_text_is_computed_and_stored_once(tiny_model_path: Path, 
 async def test_warm_chunks_are_stored_with_their_sensitivity_and_chosen_by_it(
     tiny_model_path: Path, tmp_path: Path
 ) -> None:
-    async with running(tiny_model_path, store=tmp_path, conditioning="warm") as system:
+    async with running(tiny_model_path, store=tmp_path, conditioning="warm", echo=False) as system:
         stored = await ingest(system, TEXTS)
     assert [extra_bytes(tmp_path, chunk.id) for chunk in stored.chunks] == [4 * chunk.tokens for chunk in stored.chunks]
     async with running(tiny_model_path, store=tmp_path, conditioning="warm", selector="sensitive") as system:
         _, end = await answer(system, "a", SHUFFLED, recompute_ratio=0.5)
     assert end.reason in ("stop", "length")
     assert (end.usage.chunk_hits, end.usage.chunk_misses) == (3, 1)
+
+
+async def test_an_echo_is_a_second_k_and_v_in_the_chunks_file(tiny_model_path: Path, tmp_path: Path) -> None:
+    sizes = []
+    for echo in (False, True):
+        async with running(tiny_model_path, store=tmp_path, conditioning="warm", echo=echo) as system:
+            stored = await ingest(system, TEXTS)
+            sizes.append([extra_bytes(tmp_path, chunk.id) for chunk in stored.chunks])
+    assert [more - less for less, more in zip(*sizes, strict=True)] == [
+        kv_bytes(tmp_path, chunk.id) for chunk in stored.chunks
+    ]
+
+
+async def test_an_echo_serves_texts_that_overlap(tiny_model_path: Path, tmp_path: Path) -> None:
+    overlapping = (*TEXTS, TEXTS[1] + " And once more.")
+    async with running(tiny_model_path, store=tmp_path, conditioning="warm", on_miss="precompute") as system:
+        await ingest(system, overlapping)
+        _, end = await answer(system, "a", overlapping, recompute_ratio=0.0)
+    assert end.reason in ("stop", "length")
+    assert end.usage.chunk_hits >= 4
 
 
 async def test_chunks_behind_the_system_prompt_are_stored_as_k_and_v_alone(

@@ -14,8 +14,6 @@ import pytest
 from core_driver import A, generate
 
 from kvblend.actors.core import events as ev
-from kvblend.actors.core.conditioning import Conditioning
-from kvblend.actors.core.limits import Limits
 from kvblend.actors.messages import Failed, Finished, Planned, StreamEvent
 from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.runtime.supervisor import RestartLimitExceeded
@@ -138,8 +136,14 @@ async def test_a_crash_of_a_peer_fails_what_it_held(tiny_model_path: Path, name:
 
 async def test_limits_are_those_of_the_settings(tiny_model_path: Path) -> None:
     values: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 64, "blend_min_tokens": 7}
-    async with open_world(tiny_model_path, conditioning="bare", **values) as world:
-        assert world.troupe._limits == Limits(256, 16, conditioning=Conditioning("bare", (), 2048), **values)
+    loading: dict[str, Any] = {"lookahead_requests_max": 2, "slow_loads": "load", "recompute_ratio": 0.3}
+    async with open_world(tiny_model_path, conditioning="bare", **values, **loading) as world:
+        limits = world.troupe._limits
+        assert {name: getattr(limits, name) for name in values} == values
+        assert (limits.pages, limits.page_tokens) == (256, 16)
+        assert (limits.conditioning.kind, limits.conditioning.tokens_max) == ("bare", 2048)
+        assert (limits.num_layers, limits.layer_token_bytes > 0) == (world.engine.config.num_layers, True)
+        assert (limits.lookahead_requests_max, limits.computes_slow_loads, limits.ratio_floor) == (2, False, 0.3)
 
 
 async def test_with_debug_a_broken_state_is_a_crash(tiny_model_path: Path) -> None:

@@ -15,6 +15,7 @@ from websockets.typing import Subprotocol
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import (
     Accepted,
+    ChunkInfo,
     Delta,
     Failed,
     Finished,
@@ -77,6 +78,22 @@ async def hold(request: Generate, stream: TokenStream) -> None:
     await asyncio.Event().wait()
 
 
+class ScriptedLibrary:
+    """Fits `LibraryPort` over a dictionary."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[str, ChunkInfo] = {}
+
+    async def find(self, chunk_id: str) -> ChunkInfo | None:
+        return self.chunks.get(chunk_id)
+
+    async def page(self, after: str, limit: int) -> list[ChunkInfo]:
+        return [self.chunks[name] for name in sorted(self.chunks) if name > after][:limit]
+
+    async def delete(self, chunk_id: str) -> bool:
+        return self.chunks.pop(chunk_id, None) is not None
+
+
 class ScriptedSystem:
     """Fits `SystemPort`; keeps a record of everything that was asked of it."""
 
@@ -86,6 +103,8 @@ class ScriptedSystem:
         self.script = script
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.readiness = Ready()
+        self.library = ScriptedLibrary()
+        self.numbers: dict[str, dict[str, float]] = {}
         self.refusal: RequestError | None = None
         self.requests: list[Generate] = []
         self.streams: dict[str, TokenStream] = {}
@@ -98,6 +117,9 @@ class ScriptedSystem:
 
     def ready(self) -> Ready:
         return self.readiness
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        return self.numbers
 
     async def submit(self, request: Generate) -> TokenStream:
         if self.refusal is not None:

@@ -67,7 +67,8 @@ def test_our_own_fields_are_left_out_of_the_plain_protocol() -> None:
     plain = translate(*events, extended=False, ids=FrameIds("e", "s"))
     ours = translate(*events, ids=FrameIds("e", "s"))
     assert "kv" not in kinds(plain)
-    assert not any({"response_id", "stream_id", "event_id", "token_ids"} & set(frame) for frame in plain)
+    assert not any({"response_id", "event_id", "token_ids"} & set(frame) for frame in plain)
+    assert {frame["stream_id"] for frame in plain} == {"s"}
     assert all((frame["response_id"], frame["stream_id"]) == ("resp_1", "s") for frame in ours)
     assert ours[0]["event_id"] == "e"
     assert ours[-1]["token_ids"] == [4]

@@ -57,6 +57,10 @@ def test_every_field_is_read() -> None:
     )
 
 
+def test_a_bound_is_read() -> None:
+    assert parse(input="q", blend={"max_kl": 0.05}).blend == BlendOptions(max_kl=0.05)
+
+
 def test_ids_of_lane_and_event_are_kept() -> None:
     frame = {"type": "response.create", "input": "q", "stream_id": "s", "event_id": "e"}
     command = parse_frame(frame, "resp_1", "m", LIMITS)
@@ -103,11 +107,11 @@ USER = {"role": "user", "content": "q"}
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"content": "q"}]}, "input[0].role"),
         ({"input": [{"role": "tool", "content": "q"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": ["q"]}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": ["q"]}]}, "input[0].content[0]"),
         ({"input": [USER, {"role": "assistant", "content": "a"}]}, "input"),
         ({"input": [USER, {"role": "system", "content": "s"}, USER]}, "input[1].role"),
         ({"input": [{"role": "system", "content": "s"}, USER], "instructions": "t"}, "input[0].role"),
-        ({"input": [{**USER, "name": "x"}]}, "input[0].name"),
+        ({"input": [{**USER, "names": "x"}]}, "input[0].names"),
         ({"input": [USER] * 257}, "input"),
         ({"instructions": 3}, "instructions"),
         ({"documents": "x"}, "documents"),
@@ -140,6 +144,11 @@ USER = {"role": "user", "content": "q"}
         ({"blend": []}, "blend"),
         ({"blend": {"mode": "fast"}}, "blend.mode"),
         ({"blend": {"recompute_ratio": 1.01}}, "blend.recompute_ratio"),
+        ({"blend": {"max_kl": -0.1}}, "blend.max_kl"),
+        ({"blend": {"max_kl": 1001}}, "blend.max_kl"),
+        ({"blend": {"max_kl": "small"}}, "blend.max_kl"),
+        ({"blend": {"max_kl": True}}, "blend.max_kl"),
+        ({"blend": {"recompute_ratio": "most"}}, "blend.recompute_ratio"),
         ({"blend": {"recompute_ratio": float("nan")}}, "blend.recompute_ratio"),
         ({"blend": {"divergence": "q"}}, "blend.divergence"),
         ({"blend": {"selector": "luck"}}, "blend.selector"),

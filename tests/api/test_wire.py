@@ -12,6 +12,7 @@ from kvblend.actors.messages import (
     Failed,
     Finished,
     IngestProgress,
+    LoadingDecision,
     Planned,
     StoredChunk,
     StreamEvent,
@@ -85,7 +86,13 @@ def there_and_back(events: list[StreamEvent], *, generate: bool) -> list[StreamE
 def test_every_figure_of_usage_survives() -> None:
     values: dict[str, Any] = {}
     for index, field in enumerate(dataclasses.fields(Usage)):
-        special: dict[str, Any] = {"mode": "full", "tiers": {"host": 2}, "notes": ("n",)}
+        special: dict[str, Any] = {
+            "mode": "full",
+            "tiers": {"host": 2},
+            "tier_tokens": {"host": 40},
+            "loading": LoadingDecision(True, 0.2, 3.0, 4.0, 5, "disk"),
+            "notes": ("n",),
+        }
         values[field.name] = special.get(field.name, index)
     usage = Usage(**values)
     assert parse_usage(decode(encode(usage_fields(usage)))) == usage
@@ -118,3 +125,12 @@ def test_a_chunk_of_an_older_server_has_no_conditioning() -> None:
     fields = {"id": "c", "tokens": 3, "created": True}
     assert parse_chunk(fields) == StoredChunk("c", 3, True)
     assert parse_chunk({**fields, "conditioning": "warm"}) == StoredChunk("c", 3, True, "warm")
+
+
+def test_a_bound_stands_in_blend() -> None:
+    assert create_frame(query="q", max_kl=0.05)["blend"] == {"max_kl": 0.05}
+
+
+def test_the_estimate_is_read_from_the_figures() -> None:
+    assert parse_usage({"kl_estimate": 0.02}).kl_estimate == 0.02
+    assert parse_usage({}).kl_estimate is None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +25,22 @@ def load_beside(file: Path, name: str) -> None:
 
 
 load_beside(Path(__file__).parent.parent / "api" / "scripted.py", "tests.api.scripted")
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("KVBLEND_", "LMCACHE_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("kvblend")
+    before = (root.handlers[:], root.level, ours.level)
+    yield
+    root.handlers[:], root.level, ours.level = before
+    root.setLevel(before[1])
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvblend.actors.messages import Accepted, Delta, Finished, StreamEvent, Usage
+from kvblend.actors.messages import Accepted, Delta, Finished, LoadingDecision, StreamEvent, Usage
 from kvblend.cli.answers import Answer, equal_start, read_answer
 from kvblend.cli.failures import CommandError
 
@@ -50,3 +50,21 @@ async def test_an_answer_without_an_end_is_an_error() -> None:
 )
 def test_agreement_is_the_share_of_equal_leading_tokens(first: Answer, second: Answer, share: float) -> None:
     assert equal_start(first, second) == share
+
+
+def test_the_estimate_of_a_bounded_answer_is_shown() -> None:
+    usage = Usage(kl_estimate=0.02, recompute_ratio=0.3)
+    fields = Answer("x", (), usage, "stop").fields()
+    assert (fields["kl_estimate"], fields["recompute_ratio"]) == (0.02, 0.3)
+    assert "kl_estimate" not in Answer("x", (), Usage(), "stop").fields()
+
+
+def test_what_the_loading_controller_decided_is_shown_where_it_knew_enough() -> None:
+    usage = Usage(recompute_ratio=0.4, loading=LoadingDecision(True, 0.15, 900.0, 700.0))
+    fields = Answer("x", (), usage, "stop").fields()
+    assert (fields["recompute_ratio"], fields["loading"]["ratio_auto"], fields["loading"]["load_ms"]) == (
+        0.4,
+        True,
+        900.0,
+    )
+    assert "loading" not in Answer("x", (), Usage(), "stop").fields()

@@ -17,7 +17,7 @@ from tests.api.scripted import hold
 def test_a_question_is_checked_as_a_server_would() -> None:
     request = check_question(Question("what?", ("a",), mode="full", max_tokens=3), "m")
     assert (request.documents[0].text, request.blend.mode, request.sampling.max_tokens) == ("a", "full", 3)
-    with pytest.raises(RequestError, match="input: is empty"):
+    with pytest.raises(BadInput, match="--query is empty"):
         check_question(Question(""), "m")
 
 

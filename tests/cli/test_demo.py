@@ -1,19 +1,11 @@
 from __future__ import annotations
 
-import asyncio
 import itertools
-import sys
-from pathlib import Path
-
-import pytest
-from typer.testing import CliRunner
 
 from kvblend.actors.messages import Mode, Usage
 from kvblend.cli import demo as module
 from kvblend.cli.answers import Answer
-from kvblend.cli.app import app
 from kvblend.samples import load
-from tests.api.scripted import ScriptedSystem, serving
 
 
 def test_no_sample_follows_the_one_it_followed_before() -> None:
@@ -45,20 +37,3 @@ def test_the_table_has_both_times_and_their_ratio() -> None:
 def test_a_run_slower_than_its_warm_up_is_not_trusted() -> None:
     assert runs("full", 100, 200).disturbed
     assert not runs("full", 200, 100).disturbed
-
-
-async def test_the_demo_ingests_and_asks_four_times(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(ScriptedSystem()) as server:
-        line = f"print('listening on {server.url}', flush=True); import time; time.sleep(60)"
-        monkeypatch.setattr(module, "serve_command", lambda _model, _store: [sys.executable, "-c", line])
-        # a thread has no signal handlers to set
-        monkeypatch.setattr(module, "_end_on_sigterm", lambda: None)
-        arguments = ["demo", "--model", str(model_folder), "--max-tokens", "5"]
-        result = await asyncio.to_thread(CliRunner().invoke, app, arguments)
-    assert result.exit_code == 0, result.output
-    requests = server.system.requests
-    assert [request.generate for request in requests] == [False, True, True, True, True]
-    assert [request.blend.mode for request in requests[1:]] == ["full", "blend", "full", "blend"]
-    assert len({request.documents for request in requests[1:]}) == 1
-    assert requests[0].documents != requests[1].documents
-    assert "What to type next" in result.stdout

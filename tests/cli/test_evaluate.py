@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -122,62 +121,11 @@ def test_a_run_with_other_methods_does_not_take_over_a_broken_one(
     assert "was begun with another model, dtype, device, methods or ratios" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--methods", "best"), "'best' is not known; choose full, reuse"),
-        (("--methods", "query,sinks=many"), "sinks is 'many'"),
-        (("--ratios", "0.1,1.5"), "ratio is 1.5; it must lie in 0..1"),
-        (("--ratios", "0.1,few"), "ratios: 'few' is not a number"),
-        (("--limit", "0"), "limit is 0; at least 1 question"),
-        (("--data", "nowhere.json"), "cannot read nowhere.json: No such file"),
-        (("--json", "nowhere/out.json"), "--json is nowhere/out.json; the folder nowhere does not exist"),
-        (("--plot", "out.gif"), "--plot is out.gif; it must end in .png"),
-        (("--model", "unknown"), "model 'unknown' is neither a known name"),
-    ],
-)
-def test_bad_input_is_one_line_before_anything_loads(
-    arguments: tuple[str, str], message: str, data: Path, model_folder: Path, tmp_path: Path, nothing_loads: None
-) -> None:
-    given = {"--model": model_folder, "--data": data, "--json": tmp_path / "out.json", arguments[0]: arguments[1]}
-    result = invoke(*(part for pair in given.items() for part in pair))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('[{"ctxs": [{"title": "t", "text": "x"}], "question": "q"}]', "data[0].answers is missing"),
-        ('[{"ctxs": [{"title": "t", "text": "x"}], "question": "q", "answers": []}]', "data[0].answers is []"),
-        ("[1, 2", "is not JSON"),
-        (b"\xff", "is not valid UTF-8: byte 0 is 0xff"),
-    ],
-)
-def test_bad_data_is_named_before_anything_loads(
-    content: str | bytes, message: str, model_folder: Path, tmp_path: Path, nothing_loads: None
-) -> None:
-    file = tmp_path / "bad.json"
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    result = invoke("--model", model_folder, "--data", file, "--json", tmp_path / "out.json")
-    assert result.exit_code == 2
-    assert message in result.stderr
-
-
 def test_a_prompt_that_does_not_fit_leaves_nothing_behind(tiny_folder: Path, tmp_path: Path) -> None:
     result = invoke("--model", tiny_folder, "--data", "probes", "--limit", 1, "--json", tmp_path / "out.json")
     assert result.exit_code == 2
     assert "it does not fit the model's context of 2048" in result.stderr.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "rouge_score" else find(name))
-    result = invoke("--data", "probes", "--json", tmp_path / "out.json")
-    assert result.exit_code == 2
-    assert "pip install 'kvblend[server,eval]'" in result.stderr
 
 
 def test_probes_are_200_unless_limited() -> None:
@@ -189,3 +137,24 @@ def test_probes_are_200_unless_limited() -> None:
     assert all(isinstance(question, Question) for question in found)
     assert read_questions("probes", 2, 3)[0] == found[:2]
     assert read_questions("probes", 2, 4)[0] != found[:2]
+
+
+def test_a_narrow_store_has_a_column_of_its_own(tiny_folder: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o.json"
+    chosen = ("--methods", "full,reuse", "--limit", 1, "--store-dtype", "int8")
+    result = invoke("--model", tiny_folder, "--data", data, "--json", out, *chosen)
+    assert result.exit_code == 0, result.output
+    assert "KL stored" in result.stdout
+    report = json.loads(out.read_text())
+    assert report["config"]["store_dtype"] == "int8"
+    full, reuse = report["rows"]
+    assert full["kl_store_mean"] is None
+    assert 0.0 < reuse["kl_store_mean"] < 1.0
+
+
+@pytest.mark.usefixtures("nothing_loads")
+def test_a_store_dtype_wider_than_the_compute_dtype_is_refused(tiny_folder: Path, data: Path, tmp_path: Path) -> None:
+    arguments = ("--model", tiny_folder, "--data", data, "--json", tmp_path / "o.json")
+    result = invoke(*arguments, "--store-dtype", "float32", "--dtype", "bfloat16")
+    assert result.exit_code != 0
+    assert "no narrower than bfloat16" in result.output

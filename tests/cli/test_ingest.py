@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner, Result
 
 from kvblend.cli.app import app
@@ -30,17 +29,6 @@ def test_every_file_is_stored_and_listed(local_system: list[Any], model_folder: 
     assert (request.generate, request.system) == (False, "s")
     assert [line.split()[-1] for line in result.stdout.splitlines()] == [str(file) for file in files]
     assert system.settled == 1
-
-
-def test_one_bad_file_starts_nothing(local_system: list[Any], model_folder: Path, tmp_path: Path) -> None:
-    files = write(tmp_path, "a.md")
-    result = invoke("--model", model_folder, *files, tmp_path / "missing.md")
-    assert result.exit_code == 2
-    assert local_system == []
-
-
-def test_no_file_is_a_usage_error() -> None:
-    assert invoke().exit_code == 2
 
 
 async def test_a_server_stores_as_well(cache: Path, tmp_path: Path) -> None:
@@ -80,25 +68,6 @@ def test_without_condition_on_no_file_has_neighbours(
     system, settings, _ = local_system[0]
     assert [document.behind for document in system.requests[0].documents] == [()] * 3
     assert settings.conditioning == "warm"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--condition-on", "neighbours:9"), "K in 1..8"),
-        (("--condition-on", "neighbours:2", "--conditioning", "warm"), "--conditioning is 'warm'"),
-        (("--url", "ws://127.0.0.1:1", "--conditioning", "warm"), "--conditioning is of no use with --url"),
-        (("--conditioning", "cold"), "conditioning is 'cold'"),
-    ],
-)
-def test_bad_conditioning_is_refused_before_anything_starts(
-    local_system: list[Any], model_folder: Path, tmp_path: Path, flags: tuple[str, ...], message: str
-) -> None:
-    where = () if "--url" in flags else ("--model", model_folder)
-    result = invoke(*where, *flags, *write_corpus(tmp_path))
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
-    assert local_system == []
 
 
 async def test_neighbours_travel_to_a_server(cache: Path, tmp_path: Path) -> None:

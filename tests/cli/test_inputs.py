@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvblend.actors.errors import RequestError
-from kvblend.actors.settings import Settings
 from kvblend.cli.failures import BadInput
-from kvblend.cli.inputs import make_settings, read_blend, read_condition_on, read_texts
+from kvblend.cli.inputs import read_blend, read_condition_on, read_ratio, read_texts
 
 
 def test_files_are_read_in_order(tmp_path: Path) -> None:
@@ -29,15 +27,6 @@ def test_what_cannot_be_used_names_the_file(tmp_path: Path, content: bytes | Non
     assert "notes.md" in caught.value.message
 
 
-def test_flags_that_were_not_given_keep_their_defaults() -> None:
-    assert make_settings(recompute_ratio=None, salt="s") == Settings(salt="s")
-
-
-def test_a_setting_out_of_range_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match="recompute_ratio is 2"):
-        make_settings(recompute_ratio=2.0)
-
-
 @pytest.mark.parametrize(("value", "count"), [(None, 0), ("neighbours:1", 1), ("neighbours:8", 8)])
 def test_condition_on_gives_the_number_of_neighbours(value: str | None, count: int) -> None:
     assert read_condition_on(value) == count
@@ -50,17 +39,6 @@ def test_another_condition_on_is_refused_with_what_may_be_given(value: str) -> N
     with pytest.raises(BadInput, match=r"give neighbours:K with K in 1\.\.8") as caught:
         read_condition_on(value)
     assert repr(value) in caught.value.message
-
-
-def test_warm_may_name_a_file_of_the_corpus(tmp_path: Path) -> None:
-    (tmp_path / "c.txt").write_text("one mill.\n\ntwo mills.", encoding="utf-8")
-    found = make_settings(conditioning=f"warm:{tmp_path / 'c.txt'}")
-    assert (found.conditioning, found.warm_text) == ("warm", "one mill.\n\ntwo mills.")
-
-
-def test_a_warm_text_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="cannot read"):
-        make_settings(conditioning=f"warm:{tmp_path / 'none.txt'}")
 
 
 def test_blend_options_are_numbers_words_and_lists() -> None:
@@ -88,7 +66,6 @@ def test_other_blend_options_are_refused(items: list[str], message: str) -> None
         read_blend(items)
 
 
-@pytest.mark.parametrize("item", ["sinks=many", "sinks=1,2", "check_layers=0", "thresholds=nan", "recompute_ratios="])
-def test_a_blend_option_of_a_wrong_kind_is_refused_by_its_setting(item: str) -> None:
-    with pytest.raises(RequestError, match=item.partition("=")[0]):
-        make_settings(**read_blend([item]))
+@pytest.mark.parametrize(("text", "ratio"), [(None, None), ("0.2", 0.2), ("1", 1), ("auto", "auto"), ("most", "most")])
+def test_a_ratio_is_a_number_or_a_word_that_others_judge(text: str | None, ratio: float | str | None) -> None:
+    assert read_ratio(text) == ratio

@@ -42,6 +42,17 @@ def test_the_dtype_of_the_model_is_that_asked_for(llama_dir: Path) -> None:
     assert pages_of(engine.runner.pool.tokens_max) == 4
 
 
+def test_an_engine_stores_as_it_computes_until_another_form_is_chosen(llama_dir: Path) -> None:
+    engine = assemble_engine(llama_dir, "float32", "cpu", "sdpa", 64, 0)
+    assert (engine.stored, engine.store_fingerprint) == ("float32", engine.fingerprint)
+    narrow = engine.storing("int8")
+    assert (narrow.stored, narrow.fingerprint) == ("int8", engine.fingerprint)
+    assert narrow.store_fingerprint == f"{engine.fingerprint}:int8"
+    assert narrow.runner.precision.name == "int8"
+    with pytest.raises(ValueError, match="store_dtype is 'int3'"):
+        engine.storing("int3")
+
+
 @pytest.mark.parametrize(("dtype", "device"), [("int3", "cpu"), ("float32", "abacus")])
 def test_what_does_not_exist_is_refused_by_name(llama_dir: Path, dtype: str, device: str) -> None:
     with pytest.raises(ValueError, match=r"int3|abacus"):

@@ -12,16 +12,20 @@ from kvblend.engine.contrast import contrast
 from kvblend.engine.evaluation.chunk_kv import ChunkKV, Payloads, Prefiller, captured
 from kvblend.engine.kv import KVExhausted, SlabPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
+from kvblend.engine.precision import Precision
 from kvblend.engine.recommended import Conditioning
+from kvblend.engine.selectors.build import build_selector
 from kvblend.engine.selectors.plain import PlainSelector
+from kvblend.engine.selectors.spec import SelectorSpec
 from kvblend.engine.step import Step
 
 MODEL = tiny_model()
 SYSTEM, WARM, CHUNK = random_ids(5, 1), random_ids(30, 2), random_ids(12, 3)
 
 
-def prefiller(tokens_max: int = 1 << 10) -> Prefiller:
-    return Prefiller(Step(MODEL, SdpaBackend()), SlabPool(MODEL.config, tokens_max, MODEL.dtype, CPU))
+def prefiller(tokens_max: int = 1 << 10, stored: str = "") -> Prefiller:
+    pool = SlabPool(MODEL.config, tokens_max, MODEL.dtype, CPU)
+    return Prefiller(Step(MODEL, SdpaBackend()), pool, Precision.of_model(MODEL, stored))
 
 
 def tensors(payloads: Payloads) -> torch.Tensor:
@@ -42,10 +46,14 @@ def test_a_chunk_is_computed_behind_what_its_conditioning_says(
 def test_warm_is_the_contrast_of_the_unrelated_text_and_the_system_prompt(system: tuple[int, ...]) -> None:
     bench, config = Bench(MODEL), MODEL.config
     warm, plain = bench.payloads((*system, *WARM), CHUNK), bench.payloads(system, CHUNK)
-    wanted = contrast(warm, plain, config.num_kv_heads, config.head_dim, MODEL.dtype)
+    echo = bench.payloads((*system, *WARM, *CHUNK), CHUNK)
+    wanted = contrast(warm, plain, config.num_kv_heads, config.head_dim, MODEL.dtype, echo=echo)
     found = ChunkKV(prefiller(), system, WARM).compute("warm", CHUNK)
     torch.testing.assert_close(tensors(found), tensors(wanted), rtol=1e-9, atol=1e-9)
     assert [len(a) for a in found] == [len(b) for b in wanted]
+    behind = 4 * len(CHUNK) + len(plain[0])
+    got, want = ([layer[behind:] for layer in layers] for layers in (found, wanted))
+    torch.testing.assert_close(tensors(got), tensors(want), rtol=1e-9, atol=1e-9)
 
 
 def test_passages_of_the_corpus_stand_for_the_shipped_text() -> None:
@@ -95,3 +103,34 @@ def test_nothing_captured_is_said() -> None:
     done = prefiller().run(BlendPlan.of(layout, [Reuse.FRESH], 0.0), PlainSelector())
     with pytest.raises(ValueError, match="nothing was captured"):
         captured(done, 0)
+
+
+LIMITS = {"float32": 1e-6, "bfloat16": 0.03, "int8": 0.06}
+
+
+@pytest.mark.parametrize("stored", LIMITS)
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_a_blend_of_rounded_chunks_is_that_of_unrounded_ones_within_a_share(stored: str, ratio: float) -> None:
+    other, question = random_ids(17, 5), random_ids(6, 4)
+    parts = [(SegmentKind.SYSTEM, SYSTEM), (SegmentKind.CHUNK, CHUNK), (SegmentKind.CHUNK, other)]
+    layout = PromptLayout.of([*parts, (SegmentKind.QUESTION, question)])
+    plan = BlendPlan.of(layout, [Reuse.EXACT, Reuse.EXACT, Reuse.CACHED, Reuse.FRESH], ratio)
+    found = []
+    for by in (prefiller(), prefiller(stored=stored)):
+        chunks = ChunkKV(by, SYSTEM, WARM)
+        system = chunks.system_payloads()
+        assert system is not None
+        loaded = {0: system}
+        for segment in layout.segments[1:3]:
+            loaded[segment.start] = chunks.compute("warm" if segment.start > 5 + 12 else "system", segment.token_ids)
+        done = by.run(plan, build_selector(SelectorSpec()) if ratio else PlainSelector(), loaded)
+        found.append(done.first)
+        assert done.state.parity_error <= 1e-6 + by.precision.rounding_max
+    assert 0.0 < float((found[0] - found[1]).abs().max()) <= LIMITS[stored] * float(found[0].abs().max())
+
+
+def test_what_was_captured_elsewhere_gets_the_same_form() -> None:
+    by = prefiller(stored="int8")
+    wide = ChunkKV(prefiller(), (), WARM).compute("bare", CHUNK)
+    for got, wanted in zip(ChunkKV(by, (), WARM).store(wide, len(CHUNK)), wide, strict=True):
+        assert bytes(got) == bytes(by.precision.encode(wanted, len(CHUNK)))

@@ -64,4 +64,6 @@ def test_layer_0_depends_on_no_context() -> None:
 def test_captures_of_different_sizes_are_refused() -> None:
     small = tensor_bytes(layer(1)[:, :, :3])
     with pytest.raises(ValueError, match="same layers and sizes"):
+        contrast([tensor_bytes(layer(1))], [tensor_bytes(layer(1))], HEADS, DIM, torch.float32, echo=[small])
+    with pytest.raises(ValueError, match="same layers and sizes"):
         contrast([tensor_bytes(layer(1))], [small], HEADS, DIM, torch.float32)

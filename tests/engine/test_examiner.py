@@ -59,7 +59,8 @@ def expected_kl(loaded: LoadedModel, run: Run) -> list[float]:
         if run.conditioning == "warm":
             config, longer = MODEL.config, bench.payloads((*system, *warm), segment.token_ids)
             shape = (config.num_kv_heads, config.head_dim, MODEL.dtype)
-            payloads[segment.start] = contrast(longer, payloads[segment.start], *shape)
+            echo = bench.payloads((*system, *warm, *segment.token_ids), segment.token_ids)
+            payloads[segment.start] = contrast(longer, payloads[segment.start], *shape, echo=echo)
     marks = [Reuse.EXACT, Reuse.EXACT, Reuse.CACHED, Reuse.CACHED, Reuse.FRESH]
     selector = build_selector(run.spec) if run.spec else PlainSelector()
     blend = bench.start(prepared.layout, marks, run.plan_ratio, selector, DictSource(payloads), extra=40)
@@ -158,3 +159,22 @@ def test_estimates_need_no_full_prefill_and_fit_a_file(loaded: LoadedModel) -> N
     assert estimates["budget"] >= 1
     assert len(estimates["first_tokens"]) == len(estimates["first_log_probabilities"]) == 16
     assert estimates["parity_error"] < 1e-9
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "int8"])
+def test_blends_of_a_narrow_store_are_compared_with_those_of_a_wide_one(loaded: LoadedModel, stored: str) -> None:
+    runs = plan_runs(["full", "reuse", "divergence", "warm:sensitive"], [0.3])
+    examiner = Examiner(loaded, SdpaBackend(), lambda: 0.0, store_dtype=stored)
+    found = examiner.examine(examiner.prepare([QUESTION], runs)[0], 0, runs)
+    plain = examine(loaded, runs)
+    for run in runs:
+        narrow, wide = found.find(run.method, run.ratio), plain.find(run.method, run.ratio)
+        assert wide.kl_store == ()
+        if run == FULL:
+            assert narrow.kl_store == ()
+            assert narrow.kl == wide.kl
+        else:
+            assert len(narrow.kl_store) == len(narrow.kl)
+            assert 0.0 < max(narrow.kl_store) < 0.05
+            assert narrow.kl != wide.kl
+    assert examiner._prefiller.pool.tokens_used == 0

@@ -12,15 +12,17 @@ import torch
 from model_files import save_llama
 from tiny_models import CPU, random_ids, tiny_config, tiny_model
 
+from kvblend.engine import precision
 from kvblend.engine.attention.base import AttentionBackend
 from kvblend.engine.attention.sdpa import SdpaBackend
 from kvblend.engine.evaluation.chunk_kv import Payloads
-from kvblend.engine.evaluation.gate import GateSetting, GateUnfit, ModelGate, difference, gate_prompts, run_gate
+from kvblend.engine.evaluation.gate import GateSetting, GateUnfit, ModelGate, gate_prompts, run_gate
 from kvblend.engine.evaluation.gate_report import GateReport
 from kvblend.engine.evaluation.prompting import PreparedQuestion
 from kvblend.engine.evaluation.questions import Question
 from kvblend.engine.layout import PromptLayout, SegmentKind
 from kvblend.engine.loaders.load import load_model
+from kvblend.engine.precision import Precision
 from kvblend.engine.rope import RopeTable
 from kvblend.engine.selectors.spec import SelectorSpec
 from kvblend.engine.step import Step
@@ -42,11 +44,13 @@ def gate(
     backend: AttentionBackend | None = None,
     through: Callable[[Payloads], Payloads] | None = None,
     prompts: int = 2,
+    stored: str = "",
     **config: Any,
 ) -> ModelGate:
     model = tiny_model(tiny_config(**config))
     asked = [prompt(seed) for seed in range(prompts)]
-    return ModelGate(Step(model, backend or SdpaBackend()), asked, random_ids(60, 7), setting, through)
+    form = Precision.of_model(model, stored)
+    return ModelGate(Step(model, backend or SdpaBackend()), asked, random_ids(60, 7), setting, through, form)
 
 
 def failed(report: GateReport) -> list[str]:
@@ -138,13 +142,34 @@ def test_numbers_that_are_none_do_not_pass() -> None:
     assert "kl_mean" in failed(report)
 
 
-def test_a_narrower_store_is_judged_by_its_own_divergence() -> None:
-    sound = gate().check_store_dtype(torch.bfloat16)
-    assert (sound.name, sound.limit, sound.passed) == ("store_dtype", 1e-3, True)
-    assert sound.value > 0.0
-    poor = gate().check_store_dtype(torch.float8_e5m2)
-    assert not poor.passed
-    assert "float8_e5m2" in poor.reason
+@pytest.mark.parametrize("stored", ["bfloat16", "int8"])
+def test_a_narrow_store_is_judged_by_its_own_divergence(stored: str) -> None:
+    report = run_gate(gate(replace(SETTING, conditioning="system"), stored=stored))
+    assert [check.name for check in report.checks] == [*ALL[:-1], "store_dtype", ALL[-1]]
+    found = report.checks[-2]
+    assert (found.limit, found.value > 0.0) == (1e-3, True)
+    assert f"KV stored as {stored}" in found.reason
+    *pieces, alone = gate(replace(SETTING, conditioning="system"), stored=stored).check_store_dtype()
+    assert set(pieces) == {None}
+    assert alone == found
+
+
+def test_bfloat16_passes_and_a_form_that_keeps_two_bits_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failed(run_gate(gate(stored="bfloat16"))) == []
+    monkeypatch.setattr(precision, "INT8_MAX", 1)
+    poor = run_gate(gate(stored="int8"))
+    assert "store_dtype" in failed(poor)
+    assert any("KV stored as int8" in reason for reason in poor.reasons)
+
+
+def test_a_wrong_scale_shows_in_the_parity_of_layer_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    quantise = precision._quantise
+    monkeypatch.setattr(precision, "_quantise", lambda x, dim: (quantise(x, dim)[0], quantise(x, dim)[1] * 1.1))
+    assert "layer0_parity" in failed(run_gate(gate(stored="int8")))
+
+
+def test_what_is_stored_as_computed_is_not_judged_for_rounding() -> None:
+    assert [check.name for check in run_gate(gate()).checks] == ALL
 
 
 def test_a_warm_text_that_does_not_fit_is_left_out() -> None:
@@ -171,8 +196,3 @@ def test_built_in_probes_become_prompts_or_do_not_fit(tmp_path: Any) -> None:
         gate_prompts(loaded.tokenizer, loaded.template, 300)
     with pytest.raises(GateUnfit, match="no probes"):
         gate_prompts(loaded.tokenizer, loaded.template, 8192, [])
-
-
-def test_difference_is_a_share_of_the_largest_number() -> None:
-    assert difference(torch.tensor([4.0, 1.0]), torch.tensor([4.0, 2.0])) == pytest.approx(0.25)
-    assert difference(torch.tensor([math.nan]), torch.tensor([1.0])) == math.inf

@@ -9,9 +9,12 @@ import torch
 from tiny_models import Bench, DictSource, Run, random_ids, tiny_model
 
 from kvblend.engine.layout import PromptLayout, Reuse, SegmentKind
+from kvblend.engine.observing import check_parity
+from kvblend.engine.precision import Precision
 from kvblend.engine.selectors.base import Observation, Pass, Passes, SelectionContext
 from kvblend.engine.selectors.query import QuerySelector
 from kvblend.engine.selectors.spec import ResidualName, SelectorSpec
+from kvblend.engine.sequence import Slice
 
 KIND = SegmentKind
 SYSTEM, A, B, C = (random_ids(n, 30 + n) for n in (6, 17, 21, 12))
@@ -77,3 +80,18 @@ def test_question_guided_at_ratio_one_equals_full_prefill(bench: Bench, residual
     want = bench.full(got.sequence.plan.layout)
     assert torch.allclose(got.k, want.k, rtol=0, atol=1e-9)
     assert torch.allclose(got.logits, want.logits, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(("stored", "seen"), [("float32", 0.05), ("int8", 0.0005)])
+def test_rounding_is_measured_by_the_largest_key_even_in_another_slice(stored: str, seen: float) -> None:
+    model = tiny_model(dtype=torch.float32)
+    bench = Bench(model)
+    layout = PromptLayout.of([(KIND.CHUNK, A), (KIND.QUESTION, QUESTION)])
+    sequence = bench.start(layout, [Reuse.CACHED, Reuse.FRESH], 1.0, QuerySelector(), DictSource({}))
+    sequence.precision = Precision.of_model(model, stored)
+    fresh = torch.ones(4, model.config.num_kv_heads, model.config.head_dim)
+    sequence.slab.k[0] = 0.95
+    sequence.slab.k[0, 0, len(A) - 1, 0] = 100.0
+    rows = torch.arange(4)
+    check_parity(sequence, Slice(rows, rows, 0, torch.empty(4, 1), None), fresh)
+    assert sequence.parity_error == pytest.approx(seen, rel=1e-3)

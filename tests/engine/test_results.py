@@ -19,7 +19,7 @@ def result(index: int = 0, **changes: Any) -> QuestionResult:
 
 @pytest.mark.parametrize("ratio", [0.1, None])
 def test_a_result_survives_a_file(ratio: float | None) -> None:
-    whole = result(3, ratio=ratio)
+    whole = result(3, ratio=ratio, kl_store=(0.5, 0.25))
     assert QuestionResult.from_data(json.loads(json.dumps(whole.to_data()))) == whole
 
 

@@ -9,10 +9,10 @@ import torch
 from tiny_models import CPU, Bench, DictSource, random_ids, tiny_model
 
 from kvblend.engine.attention.sdpa import SdpaBackend
-from kvblend.engine.contrast import contrast
 from kvblend.engine.kv import PAGE_TOKENS, KVExhausted, SlabPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
 from kvblend.engine.output import OutputText
+from kvblend.engine.precision import Precision
 from kvblend.engine.runner import Runner, SequenceSpec, TickResult
 from kvblend.engine.sampling import SamplingPlan
 from kvblend.engine.selectors.divergence import DivergenceSelector
@@ -145,6 +145,26 @@ def test_captured_kv_blends_into_another_prompt_as_if_computed_there() -> None:
     assert result.figures.tokens_reused == len(SYSTEM) + len(CHUNK)
 
 
+@pytest.mark.parametrize("stored", ["bfloat16", "int8"])
+def test_captured_kv_comes_in_its_stored_form_and_is_loaded_in_it(stored: str) -> None:
+    wide, narrow = new_runner(), new_runner()
+    narrow.precision = Precision.of_model(MODEL, stored)
+    for runner in (wide, narrow):
+        runner.start(spec(captures=(0, 1), store=True))
+        finish(runner)
+    whole = {index: wide.payloads("r", index) for index in (0, 1)}
+    kept = {index: narrow.payloads("r", index) for index in (0, 1)}
+    for index, count in ((0, len(SYSTEM)), (1, len(CHUNK))):
+        assert [bytes(layer) for layer in kept[index]] == [
+            bytes(narrow.precision.encode(layer, count)) for layer in whole[index]
+        ]
+    starts = [segment.start for segment in LAYOUT.segments]
+    marks = (Reuse.EXACT, Reuse.EXACT, Reuse.FRESH, Reuse.FRESH)
+    source = DictSource({starts[index]: layers for index, layers in kept.items()})
+    narrow.start(spec("next", marks, source=source))
+    assert finish(narrow, "next").token_id == greedy(1)[0]
+
+
 def test_a_layer_that_is_not_there_stalls_by_number() -> None:
     runner = new_runner()
     marks = (Reuse.EXACT, Reuse.FRESH, Reuse.FRESH, Reuse.FRESH)
@@ -218,47 +238,3 @@ def test_bad_logits_fail_their_sequence_alone(monkeypatch: pytest.MonkeyPatch) -
     good, bad = tick(runner, "good", "bad")
     assert (good.status, good.token_id) == ("sampled", expected)
     assert (bad.status, bad.error) == ("failed", "logits of row 0 are NaN")
-
-
-def stored_twice(rows: int = 1000) -> tuple[Runner, TickResult]:
-    """A runner that has computed CHUNK behind SYSTEM and OTHER, and again behind SYSTEM alone."""
-    layout = PromptLayout.of([(KIND.SYSTEM, SYSTEM), (KIND.SYSTEM, OTHER), (KIND.CHUNK, CHUNK)])
-    plan = BlendPlan.of(layout, (Reuse.FRESH,) * 3, 0.0)
-    runner = new_runner()
-    runner.start(SequenceSpec("r", plan, PlainSelector(), layout.num_tokens, captures=(1, 2), contrast=1))
-    return runner, finish(runner, rows=rows)
-
-
-@pytest.mark.parametrize("rows", [1000, 4])
-def test_a_contrast_is_that_of_two_separate_computings(rows: int) -> None:
-    runner, result = stored_twice(rows)
-    assert result.status == "prefilled"
-    bench, config = Bench(MODEL), MODEL.config
-    warm, plain = bench.payloads((*SYSTEM, *OTHER), CHUNK), bench.payloads(SYSTEM, CHUNK)
-    wanted = contrast(warm, plain, config.num_kv_heads, config.head_dim, MODEL.dtype)
-    for got, want in zip(runner.payloads("r", 2), wanted, strict=True):
-        floats = [torch.frombuffer(payload, dtype=torch.float32) for payload in (got, want)]
-        torch.testing.assert_close(*floats, rtol=1e-3, atol=1e-5)
-
-
-def test_what_stands_before_a_contrasted_chunk_is_captured_as_ever() -> None:
-    runner, _ = stored_twice()
-    for got, want in zip(runner.payloads("r", 1), Bench(MODEL).payloads(SYSTEM, OTHER), strict=True):
-        floats = [torch.frombuffer(payload, dtype=torch.float32) for payload in (got, want)]
-        torch.testing.assert_close(*floats, rtol=1e-4, atol=1e-5)
-
-
-def test_the_figures_of_a_contrast_are_those_of_its_prompt() -> None:
-    _, result = stored_twice()
-    assert result.figures is not None
-    assert result.figures.tokens_fresh == len(SYSTEM) + len(OTHER) + len(CHUNK)
-
-
-def test_a_cancel_between_the_two_computings_is_kept() -> None:
-    layout = PromptLayout.of([(KIND.SYSTEM, SYSTEM), (KIND.SYSTEM, OTHER), (KIND.CHUNK, CHUNK)])
-    plan = BlendPlan.of(layout, (Reuse.FRESH,) * 3, 0.0)
-    runner = new_runner()
-    runner.start(SequenceSpec("r", plan, PlainSelector(), layout.num_tokens, captures=(2,), contrast=1))
-    assert tick(runner, "r")[0].status == "running"
-    runner.flag_cancelled("r")
-    assert tick(runner, "r")[0].status == "cancelled"

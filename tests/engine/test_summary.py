@@ -69,6 +69,15 @@ def test_figures_are_those_computed_by_hand() -> None:
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)
 
 
+def test_the_kl_of_stored_precision_is_a_mean_of_questions_where_anything_was_rounded() -> None:
+    assert row(QUERY)["kl_store_mean"] is None
+    rounded = [
+        QuestionResult(i, (run_result(FULL), run_result(BASELINE), run_result(QUERY, kl_store=kl)))
+        for i, kl in enumerate([(0.1, 0.3), (0.4,)])
+    ]
+    assert summarise(rounded, [QUERY], 0)[0]["kl_store_mean"] == pytest.approx(0.3)
+
+
 def test_the_99th_percentile_is_over_positions() -> None:
     # positions 0, .1, .1, .3: 97 hundredths of the way from the third to the last
     assert row(QUERY)["kl_p99"] == pytest.approx(0.1 + 0.97 * 0.2)

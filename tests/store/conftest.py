@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,11 +32,13 @@ class Sample:
     layers: list[bytearray]
 
     @classmethod
-    def make(cls, number: int = 0, tokens: int = 5, shape: KVShape = SHAPE, fingerprint: str = FINGERPRINT) -> Sample:
+    def make(
+        cls, number: int = 0, tokens: int = 5, shape: KVShape = SHAPE, fingerprint: str = FINGERPRINT, salt: str = ""
+    ) -> Sample:
         source = random.Random(number)
         ids = tuple(range(number, number + tokens))
         layers = [bytearray(source.randbytes(shape.layer_bytes(tokens))) for _ in range(shape.num_layers)]
-        return cls(ids, ChunkKey.of(fingerprint, "", (1, 2), ids), layers)
+        return cls(ids, ChunkKey.of(fingerprint, salt, (1, 2), ids), layers)
 
     @property
     def num_bytes(self) -> int:
@@ -165,8 +168,11 @@ async def open_store() -> AsyncIterator[OpenStore]:
         budget: int = BUDGET,
         shape: KVShape = SHAPE,
         fingerprint: str = FINGERPRINT,
+        **more: Any,
     ) -> ChunkStore:
-        stores.append(await ChunkStore.open(root, shape, fingerprint, budget, io))
+        # nobody gives a lease back while a test waits for room in vain
+        more.setdefault("wait_s", 0.05)
+        stores.append(await ChunkStore.open(root, shape, fingerprint, budget, io, **more))
         return stores[-1]
 
     yield open_one

@@ -1,6 +1,8 @@
-"""Stores chunk after chunk and prints the number of each one that is durable; killed by the test that started it.
+"""Stores, reads and deletes chunk after chunk and prints what is done; killed by the test that started it.
 
-Usage: crash_writer.py ROOT FIRST_NUMBER
+Usage: crash_writer.py ROOT FIRST_NUMBER DISK_BYTES_BUDGET (0: none)
+
+Prints `put N` when chunk N is durable, `going N` before it is deleted and `gone N` when it is.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from kvblend.store.store import ChunkStore
 SHAPE = KVShape(num_layers=8, num_kv_heads=2, head_dim=16, dtype="float32")
 FINGERPRINT = "crash"
 WRITERS = 4
+HOST_BYTES = 1 << 20
+DELETE_EVERY = 5
 
 
 def make_chunk(number: int) -> tuple[ChunkKey, tuple[int, ...], list[bytearray]]:
@@ -27,17 +31,40 @@ def make_chunk(number: int) -> tuple[ChunkKey, tuple[int, ...], list[bytearray]]
     return ChunkKey.of(FINGERPRINT, "", (), ids), ids, layers
 
 
+async def open_store(root: Path, disk_bytes_budget: int) -> ChunkStore:
+    """The store of the test, on both sides of the crash."""
+    return await ChunkStore.open(root, SHAPE, FINGERPRINT, HOST_BYTES, disk_bytes_budget=disk_bytes_budget or None)
+
+
+def say(word: str, number: int) -> None:
+    print(word, number, flush=True)
+
+
 async def write_for_ever(store: ChunkStore, number: int) -> None:
+    """Store one chunk after another, read an older one from disk, delete some."""
+    written: list[int] = []
+    source = random.Random(number)
     while True:
         await store.put(*make_chunk(number))
-        print(number, flush=True)
+        say("put", number)
+        written.append(number)
+        key, ids, layers = make_chunk(source.choice(written))
+        store.evict_nowait(key.id)
+        if (lease := await store.lease(key, ids)) is not None:
+            with lease:
+                await lease.prefetch(range(len(layers)))
+        if len(written) % DELETE_EVERY == 0:
+            doomed = written.pop(source.randrange(len(written)))
+            say("going", doomed)
+            await store.delete(make_chunk(doomed)[0].id)
+            say("gone", doomed)
         number += WRITERS
 
 
-async def main(root: Path, first: int) -> None:
-    store = await ChunkStore.open(root, SHAPE, FINGERPRINT, 1 << 20)
+async def main(root: Path, first: int, disk_bytes_budget: int) -> None:
+    store = await open_store(root, disk_bytes_budget)
     await asyncio.gather(*(write_for_ever(store, first + index) for index in range(WRITERS)))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(main(Path(sys.argv[1]), *map(int, sys.argv[2:4])))

@@ -80,6 +80,12 @@ def test_layer_bytes_are_k_and_v() -> None:
     assert KVShape(30, 3, 64, "bfloat16").layer_bytes(512) == 2 * 3 * 512 * 64 * 2
 
 
+def test_layer_bytes_of_int8_hold_scales_of_channels_and_of_tokens() -> None:
+    shape = KVShape(30, 3, 64, "int8")
+    kv = 2 * 3 * 512 * 64 + 4 * 3 * (64 + 512)
+    assert shape.layer_lengths(512)[:2] == (kv, kv + 4 * 512)
+
+
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=2000), st.integers(1, 200))
 def test_any_chunk_length_and_layer_count_comes_back(ids: list[int], num_layers: int) -> None:
     built, region = build(tuple(ids), KVShape(num_layers, 1, 2, "bfloat16"))
@@ -177,7 +183,7 @@ def test_deep_nesting_ends_in_a_chunk_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [(0, 1, 1, "float32"), (1, 0, 1, "float32"), (1, 1, 2**20, "float32"), (1, 1, 1, "int8"), (1.0, 1, 1, "")]
+    "values", [(0, 1, 1, "float32"), (1, 0, 1, "float32"), (1, 1, 2**20, "float32"), (1, 1, 1, "int4"), (1.0, 1, 1, "")]
 )
 def test_impossible_shapes_are_refused(values: tuple[int, int, int, str]) -> None:
     with pytest.raises(ValueError, match=r"is .*; (it must be an integer in 1\.\.|choose)"):
@@ -243,7 +249,7 @@ def damaged(lengths: list[int]) -> str:
 @pytest.mark.parametrize("more", [-1, 1, 4, 11, 13, 24])
 def test_any_other_length_in_a_file_is_damage(more: int) -> None:
     kv = SHAPE.layer_bytes(len(IDS))
-    assert damaged([kv + more] * 3) == f"layer 0 does not have {kv} or {kv + 12} bytes"
+    assert damaged([kv + more] * 3) == f"layer 0 does not have {kv} or {kv + 12} or {2 * kv + 12} bytes"
 
 
 @pytest.mark.parametrize("layer", [1, 2])

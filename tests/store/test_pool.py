@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvblend.store.format import KVShape, build_header, checksum
+from kvblend.store.format import ChunkHeader, KVShape, build_header, checksum
 from kvblend.store.keys import ChunkKey, pack_ids
 from kvblend.store.pool import HostPool, PoolEntry
 
 if TYPE_CHECKING:
     from tests.store.conftest import Make
+
+
+class NoSource:
+    async def read_layers(self, header: ChunkHeader, data: memoryview, first: int, stop: int) -> None:
+        raise OSError("nothing is read in these tests")
 
 
 def entry(number: int, num_bytes: int = 10) -> PoolEntry:
@@ -64,6 +70,73 @@ def test_fits_looks_at_pinned_bytes_only() -> None:
     pool.add(entry(0))
     pool.add(entry(1), pins=1)
     assert [pool.fits(10), pool.fits(11)] == [True, False]
+
+
+def test_the_least_worth_goes_first_where_that_is_the_policy() -> None:
+    pool, (a, b, c) = HostPool(20, "cost"), map(entry, range(3))
+    a.cost_s, c.cost_s = 1.0, 2.0
+    pool.add(a)
+    pool.add(b)  # of unknown cost, so taken to cost little
+    pool.add(c)
+    assert holds(pool, a, b, c) == [True, False, True]
+
+
+def test_uses_count_and_pins_alone_do_not() -> None:
+    pool, (a, b, c) = HostPool(20, "cost"), map(entry, range(3))
+    pool.add(a)
+    pool.add(b)
+    pool.use(a)
+    for _ in range(5):
+        pool.pin(b)
+        pool.unpin(b)
+    pool.add(c)
+    assert holds(pool, a, b) == [True, False]
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, bytes]] = []
+
+    def hold(self, digest: bytes) -> None:
+        self.heard.append(("hold", digest))
+
+    def free(self, digest: bytes) -> None:
+        self.heard.append(("free", digest))
+
+
+def test_the_watch_hears_of_first_pins_and_last_unpins() -> None:
+    watch = Watch()
+    pool, a, digest = HostPool(20, watch=watch), entry(0), entry(0).key.digest
+    pool.add(a)
+    pool.pin(a)
+    pool.pin(a)
+    pool.unpin(a)
+    assert watch.heard == [("hold", digest)]
+    pool.unpin(a)
+    assert watch.heard == [("hold", digest), ("free", digest)]
+    pool.pin(a)
+    pool.drop(digest)
+    pool.unpin(a)
+    assert watch.heard[2:] == [("hold", digest), ("free", digest)]
+
+
+def test_an_entry_above_the_budget_drives_nobody_out() -> None:
+    pool, a = HostPool(20), entry(0)
+    pool.add(a)
+    pool.add(entry(1, 21))
+    assert (holds(pool, a), pool.evictions) == ([True], 0)
+
+
+async def test_waiting_for_room_ends_when_a_pin_goes() -> None:
+    pool, a = HostPool(10), entry(0)
+    pool.add(a, pins=1)
+    waiting = asyncio.create_task(pool.wait_until_fits(10, 60.0))
+    await asyncio.sleep(0)
+    pool.unpin(a)
+    assert await waiting
+    pool.pin(a)
+    assert not await pool.wait_until_fits(10, 0.01)
+    assert not await pool.wait_until_fits(11, 60.0)
 
 
 def test_evicting_spares_pinned_entries() -> None:
@@ -123,7 +196,7 @@ def test_layers_become_ready_in_their_places(sample: Make, shape: KVShape) -> No
     data = memoryview(bytearray(header.data_bytes))
     for span, layer in zip(header.layers, one.layers, strict=True):
         data[span.offset : span.offset + span.length] = layer
-    made = PoolEntry.empty(header, data)
+    made = PoolEntry.empty(header, data, NoSource(), "disk")
     made.mark_ready(1, 3)
     assert [layer is None for layer in made.layers] == [True, False, False, True]
     assert bytes(made.layers[2] or b"") == one.layers[2]

@@ -32,9 +32,9 @@ async def set_up(open_tier: OpenTier, one: Sample, io: FaultyIO | None = None) -
     header = await tier.read_header(one.key.digest)
     pool, tasks = HostPool(1 << 20), TaskSet()
     failures: list[str] = []
-    entry = PoolEntry.empty(header, allocate(header.data_bytes))
+    entry = PoolEntry.empty(header, allocate(header.data_bytes), tier, "disk")
     pool.add(entry)
-    reader = LayerReader(tier, pool, tasks, lambda _, error: failures.append(str(error)))
+    reader = LayerReader(pool, tasks, lambda _, error: failures.append(str(error)))
     desk = Desk(reader, entry, pool, tasks)
     desk.failures = failures
     if io is not None:

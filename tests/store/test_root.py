@@ -107,7 +107,16 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     lock = claim_root(tmp_path)
     ran = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
     release_root(lock)
-    assert ran.stdout == "it is in use by another process\n"
+    assert ran.stdout == f"it is in use by another process (pid {os.getpid()})\n"
+
+
+@pytest.mark.parametrize("text", ["", "me", "1 2", "-5"])
+def test_a_lock_that_names_nobody_is_a_lock_all_the_same(tmp_path: Path, text: str) -> None:
+    lock = claim_root(tmp_path)
+    (tmp_path / LOCK_NAME).write_text(text)
+    with pytest.raises(StoreUnusable, match=r"in use by another process$"):
+        claim_root(tmp_path)
+    release_root(lock)
 
 
 def test_a_folder_without_write_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,21 @@ async def test_unknown_and_malformed_ids_are_none(open_store: OpenStore, tmp_pat
     assert store.evict_nowait(bad) is False
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_a_tenant_can_neither_see_nor_touch_anothers_chunk_by_its_id(
+    open_store: OpenStore, sample: Make, tmp_path: Path, in_memory: bool
+) -> None:
+    store = await open_store(None if in_memory else tmp_path)
+    mine, other = sample(0, salt="ann"), sample(1, salt="bob")
+    await put(store, mine, other)
+    assert [await store.token_ids(one.key.id, "ann") for one in (mine, other)] == [mine.ids, None]
+    assert [await store.find(one.key.id, "ann") is None for one in (mine, other)] == [False, True]
+    assert [one.id for one in await store.page("", 9, "ann")] == [mine.key.id]
+    assert await store.delete(other.key.id, "ann") is store.evict_nowait(other.key.id, "ann") is False
+    assert store.contains(other.key)
+    assert await store.delete(mine.key.id, "ann")
+
+
 async def test_a_deleted_chunk_is_gone_for_good(open_store: OpenStore, sample: Make, tmp_path: Path) -> None:
     store = await open_store(tmp_path)
     await put(store, sample())

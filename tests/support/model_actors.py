@@ -44,13 +44,19 @@ class ModelLoader:
         self.writes: list[ev.StoreSegment] = []
         self.stored: set[ChunkKey] = set()
         self.forgotten: set[ChunkKey] = set()
+        self.ahead: set[str] = set()
         self.crashed = False
 
     def take(self) -> bool:
         if not self.inbox:
             return False
         match self.inbox.popleft():
+            case ev.LookAhead(job):
+                # news of a crash may come behind what was sent to the next loader
+                assert self.crashed or job.request_id not in self.ahead, "looked ahead twice"
+                self.ahead.add(job.request_id)
             case ev.Lookup(job):
+                self.ahead.discard(job.request_id)
                 assert job.request_id not in self.loads, "leases of the look-up before were never given back"
                 self.loads[job.request_id] = Load(job)
             case ev.StartLoading(name, segments):
@@ -61,6 +67,7 @@ class ModelLoader:
                 assert set(segments) <= set(load.leases), "a segment is loaded that was never leased"
                 load.segments, load.layers = segments, 0 if segments else None
             case ev.Release(name):
+                self.ahead.discard(name)
                 self.loads.pop(name, None)
                 self.captured -= {key for key in self.captured if key[0] == name}
             case ev.StoreSegment() as command:
@@ -135,6 +142,7 @@ class ModelLoader:
         self.stored |= {write.key for write in self.writes if self.chance.random() < 0.5}
         self.crashed = True
         self.loads.clear()
+        self.ahead.clear()
         self.writes.clear()
         self.inbox.clear()
 

@@ -123,6 +123,8 @@ class SchedulerWorld:
             case ev.Lookup(job):
                 assert job.request_id not in self.looked_up, f"{job.request_id} is looked up twice"
                 self.looked_up.add(job.request_id)
+            case ev.LookAhead(job):
+                assert job.request_id not in self.looked_up, f"{job.request_id} is looked ahead behind its look-up"
             case ev.StartLoading(name, _):
                 assert name in self.looked_up, f"{name} loads without a look-up"
             case ev.Release(name):
@@ -154,7 +156,7 @@ class SchedulerWorld:
         match command:
             case ev.Emit():
                 pass
-            case ev.Lookup() | ev.StartLoading() | ev.StoreSegment() | ev.Release() | ev.DropChunks():
+            case ev.Lookup() | ev.LookAhead() | ev.StartLoading() | ev.StoreSegment() | ev.Release() | ev.DropChunks():
                 if "loader" not in self.dead:
                     self.loader.inbox.append(command)
                 elif not isinstance(command, ev.Release):
@@ -204,6 +206,6 @@ class SchedulerWorld:
         assert set(self.jobs) <= set(self.terminals), f"without an end: {set(self.jobs) - set(self.terminals)}"
         assert state.idle, (state.entries, state.inflight, state.step)
         assert (state.pages_used, state.writes) == (0, 0)
-        assert (self.loader.loads, self.looked_up) == ({}, set()), "leases are left"
+        assert (self.loader.loads, self.looked_up, self.loader.ahead) == ({}, set(), set()), "leases are left"
         assert (self.blender.sequences, self.sequences) == ({}, set()), "KV slots are left"
         assert self.loader.captured == set(), "captured KV is left"

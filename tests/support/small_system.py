@@ -18,13 +18,14 @@ TEXTS = (
     "in winter the ice held the wheel fast and the town was silent until the thaw came down the valley. " * 2,
     "the mayor kept the key of the sluice and let nobody near it, not even the miller himself. " * 2,
 )
-# random weights have no quality that a gate could judge
+# random weights have no quality that a gate could judge, and tests that say nothing else want exact chunks
 SETTINGS: dict[str, Any] = {
     "system": "be brief.",
     "blend_min_tokens": 1,
     "kv_tokens_max": 8192,
     "debug": True,
     "gate": "off",
+    "store_dtype": "float32",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,11 @@ class Answer:
     def fields(self) -> dict[str, Any]:
         """The object `kvblend ask --json` prints."""
         figures = {name: getattr(self.usage, name) for name in _FIGURES}
+        if self.usage.kl_estimate is not None:
+            figures |= {"recompute_ratio": self.usage.recompute_ratio, "kl_estimate": self.usage.kl_estimate}
+        if self.usage.loading.load_ms:
+            loading = dataclasses.asdict(self.usage.loading)
+            figures |= {"recompute_ratio": self.usage.recompute_ratio, "loading": loading}
         return {"text": self.text, **figures, "finish_reason": self.finish_reason}
 
 

@@ -14,6 +14,7 @@ from kvblend.cli.backends import Backend, Question, check_question, open_local, 
 from kvblend.cli.failures import CommandError
 from kvblend.cli.loops import run
 from kvblend.cli.models import resolve_model
+from kvblend.cli.naming import naming
 
 if TYPE_CHECKING:
     from kvblend.actors.settings import Settings
@@ -29,7 +30,9 @@ def ask_here(settings: Settings, question: Question, *, as_json: bool) -> None:
     """Ask a system of this process; what is wrong with the question is said before a model is loaded."""
     from kvblend.actors.selection import merge_selection
 
-    merge_selection(settings, check_question(question, settings.model).blend)
+    request = check_question(question, settings.model)
+    with naming(question.names()):
+        merge_selection(settings, request.blend)
     name, path = resolve_model(settings.model)
     _ask(open_local(settings, name, path), question, as_json=as_json)
 

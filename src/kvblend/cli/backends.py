@@ -25,6 +25,8 @@ from kvblend.api.client.wire import DocumentLike, create_frame, document_fields
 from kvblend.api.server.limits import ApiLimits
 from kvblend.api.server.requests import Create, parse_frame
 from kvblend.cli.failures import BadInput, CommandError
+from kvblend.cli.naming import QUESTION_FLAGS, document_names, naming
+from kvblend.cli.waiting import told_while_judged
 
 if TYPE_CHECKING:
     from kvblend.actors.settings import Settings
@@ -35,16 +37,21 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What `ask` asks."""
+    """What `ask` asks; `files` are where the documents were read from."""
 
     query: str
     documents: tuple[DocumentLike, ...] = ()
     system: str | None = None
     mode: str = "blend"
-    recompute_ratio: float | None = None
+    recompute_ratio: float | str | None = None
     max_tokens: int = 128
     temperature: float = 0.0
     blend: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+
+    def names(self) -> dict[str, str]:
+        """What the user calls the fields of the request: flags, and the documents' files."""
+        return {**QUESTION_FLAGS, **document_names(self.files)}
 
 
 class Backend(Protocol):
@@ -55,16 +62,17 @@ class Backend(Protocol):
         ...
 
     async def ingest(
-        self, documents: Sequence[DocumentLike], system: str | None, on_progress: Progress
+        self, documents: Sequence[DocumentLike], system: str | None, on_progress: Progress, names: Sequence[object] = ()
     ) -> list[StoredChunk]:
-        """Store the documents; returns when they are durable."""
+        """Store the documents; returns when they are durable. A refusal calls them by their `names`."""
         ...
 
 
 def check_question(question: Question, model: str) -> Generate:
     """The request as a server would read it; RequestError for bad input, before any model is loaded."""
-    fields = {name: getattr(question, name) for name in Question.__slots__}
-    return _parse(create_frame(**fields), model)
+    fields = {name: getattr(question, name) for name in Question.__slots__ if name != "files"}
+    with naming(question.names()):
+        return _parse(create_frame(**fields), model)
 
 
 class LocalBackend:
@@ -75,27 +83,31 @@ class LocalBackend:
 
     async def answer(self, question: Question) -> AsyncIterator[StreamEvent]:
         """See `Backend.answer`."""
-        async with contextlib.aclosing(self._run(check_question(question, self._system.model))) as events:
-            async for event in events:
-                yield event
+        request = check_question(question, self._system.model)
+        with naming(question.names()):
+            async with contextlib.aclosing(self._run(request)) as events:
+                async for event in events:
+                    yield event
 
     async def ingest(
-        self, documents: Sequence[DocumentLike], system: str | None, on_progress: Progress
+        self, documents: Sequence[DocumentLike], system: str | None, on_progress: Progress, names: Sequence[object] = ()
     ) -> list[StoredChunk]:
         """See `Backend.ingest`."""
         fields, stored = document_fields(documents), list[StoredChunk]()
         for batch in split_batches(fields):
-            request = _parse(create_frame(system=system, documents=batch, generate=False), self._system.model)
-            async with contextlib.aclosing(self._run(request)) as events:
-                async for event in events:
-                    if isinstance(event, IngestProgress):
-                        on_progress(len(stored) + event.done, len(fields))
-                    elif isinstance(event, Finished):
-                        stored += event.chunks
+            with naming(document_names(names[len(stored) : len(stored) + len(batch)])):
+                request = _parse(create_frame(system=system, documents=batch, generate=False), self._system.model)
+                async with contextlib.aclosing(self._run(request)) as events:
+                    async for event in events:
+                        if isinstance(event, IngestProgress):
+                            on_progress(len(stored) + event.done, len(fields))
+                        elif isinstance(event, Finished):
+                            stored += event.chunks
         return stored
 
     async def _run(self, request: Generate) -> AsyncGenerator[StreamEvent, None]:
-        stream = await self._system.submit(request)
+        with told_while_judged(self._system):
+            stream = await self._system.submit(request)
         try:
             async for event in stream:
                 if isinstance(event, Failed):
@@ -125,15 +137,24 @@ class RemoteBackend:
             recompute_ratio=question.recompute_ratio,
             blend=question.blend,
         )
-        async with generation:
-            async for event in generation:
-                yield event
+        with naming(question.names()):
+            async with generation:
+                async for event in generation:
+                    yield event
 
     async def ingest(
-        self, documents: Sequence[DocumentLike], system: str | None, on_progress: Progress
+        self, documents: Sequence[DocumentLike], system: str | None, on_progress: Progress, names: Sequence[object] = ()
     ) -> list[StoredChunk]:
         """See `Backend.ingest`."""
-        return await self._client.ingest(documents, system, on_progress)
+        fields, stored = document_fields(documents), list[StoredChunk]()
+
+        def forward(done: int, _: int) -> None:
+            on_progress(len(stored) + done, len(fields))
+
+        for batch in split_batches(fields):
+            with naming(document_names(names[len(stored) : len(stored) + len(batch)])):
+                stored += await self._client.ingest(batch, system, forward)
+        return stored
 
 
 @contextlib.asynccontextmanager

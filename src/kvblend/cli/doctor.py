@@ -18,6 +18,7 @@ from kvblend import __version__
 from kvblend.cli.models import resolve_model
 
 if TYPE_CHECKING:
+    from kvblend.actors.precision import StoreForm
     from kvblend.actors.settings import Settings
     from kvblend.engine.assembly import Engine
     from kvblend.engine.evaluation.gate_report import GateReport
@@ -34,8 +35,10 @@ def diagnose(settings: Settings, *, as_json: bool) -> int:
         engine = assemble_engine(
             path, settings.dtype, settings.device, settings.attention, settings.kv_tokens_max, settings.threads
         )
+        form = judge_form(settings, engine)
+        engine = engine.storing(form.dtype)
         report = examine(settings, engine)
-    surroundings = describe_surroundings(settings, engine)
+    surroundings = describe_surroundings(settings, engine, form)
     if as_json:
         fields = {"model": name, "passed": report.passed, "checks": report.to_fields(), "environment": surroundings}
         typer.echo(json.dumps(fields))
@@ -56,7 +59,22 @@ def examine(settings: Settings, engine: Engine) -> GateReport:
         return refusal("probes", str(error))
 
 
-def describe_surroundings(settings: Settings, engine: Engine) -> dict[str, str]:
+def judge_form(settings: Settings, engine: Engine) -> StoreForm:
+    """The dtype that a server with these settings stores chunks in, judged afresh where it decides itself."""
+    from kvblend.actors.precision import AUTO_DTYPE, StoreForm, begin_store_check, form_of, settled_form
+    from kvblend.engine.evaluation.gate import GateUnfit
+
+    settled = settled_form(settings, engine)
+    if settled is not None:
+        return settled
+    try:
+        (check,) = (found for found in begin_store_check(engine) if found is not None)
+    except GateUnfit as error:
+        return StoreForm(engine.dtype, f"the probes that judge {AUTO_DTYPE} cannot be asked: {error}")
+    return form_of(engine, check)
+
+
+def describe_surroundings(settings: Settings, engine: Engine, form: StoreForm) -> dict[str, str]:
     """What the checks ran on, and the setting they judged."""
     from kvblend.engine.assembly import count_threads
 
@@ -65,12 +83,13 @@ def describe_surroundings(settings: Settings, engine: Engine) -> dict[str, str]:
         "torch": importlib.metadata.version("torch"),
         "device": settings.device,
         "dtype": engine.dtype,
+        "store_dtype": f"{form.dtype} ({settings.store_dtype}: {form.reason})",
         "threads": str(count_threads()),
         "attention": engine.attention,
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "not set"),
         "conditioning": settings.conditioning,
         "selector": settings.selector,
-        "recompute_ratio": f"{settings.recompute_ratio:g}",
+        "recompute_ratio": str(settings.recompute_ratio),
         "fingerprint": engine.fingerprint,
     }
 

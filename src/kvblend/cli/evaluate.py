@@ -42,6 +42,7 @@ class EvalOrder:
     plot: Path | None = None
     raw: Path | None = None
     dtype: str = "float32"
+    store_dtype: str = ""
     device: str = "cpu"
     threads: int = 0
     seed: int = 0
@@ -57,6 +58,8 @@ def run_evaluation(order: EvalOrder) -> None:
     runs = plan_runs(split_methods(order.methods), parse_ratios(order.ratios))
     questions, others = read_questions(order.data, order.limit, order.seed)
     _check_places(order)
+    if order.store_dtype == "float32" and order.dtype != "float32":
+        raise BadInput(f"--store-dtype is float32; that is no narrower than {order.dtype}, the --dtype")
     from kvblend.cli.models import resolve_model
 
     name, path = resolve_model(order.model)
@@ -134,6 +137,9 @@ def table_of(report: dict[str, Any]) -> Table:
     names = ("method", "ratio", "charged", "KL", "recovery", "95 %", "KL cont.", "NLL +", "top-1", "F1", "TTFT ms")
     for name in names:
         table.add_column(name, justify="left" if name == "method" else "right")
+    narrow = any(row.get("kl_store_mean") is not None for row in report["rows"])
+    if narrow:
+        table.add_column("KL stored", justify="right")
     for row in report["rows"]:
         low, high = row["ci"]["kl_recovery"]
         table.add_row(
@@ -143,8 +149,13 @@ def table_of(report: dict[str, Any]) -> Table:
             f"{low:.2f}..{high:.2f}",
             *(f"{row[key]:.3f}" for key in ("kl_cont_mean", "nll_delta", "top1", "f1")),
             f"{row['ttft_ms_median']:.0f}",
+            *([_or_blank(row.get("kl_store_mean"))] if narrow else []),
         )
     return table
+
+
+def _or_blank(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"
 
 
 def eval_progress(console: Console) -> Progress:
@@ -165,12 +176,14 @@ def _examine(
     from kvblend.cli.partial import PartialResults, settings_digest
     from kvblend.engine.evaluation.opening import open_model
 
-    opened = open_model(path, order.dtype, order.device, order.threads, runs, time.perf_counter, passages)
+    stored = order.store_dtype or order.dtype
+    opened = open_model(path, order.dtype, order.device, order.threads, runs, time.perf_counter, passages, stored)
     prepared = opened.examiner.prepare(questions, runs)
     settings = settings_digest(
         runs,
         fingerprint=opened.fingerprint,
         dtype=order.dtype,
+        store_dtype=stored,
         device=order.device,
         version=__version__,
         passages=list(passages),
@@ -203,6 +216,7 @@ def _facts(order: EvalOrder, opened: OpenedModel) -> dict[str, Any]:
         "version": __version__,
         "fingerprint": opened.fingerprint,
         "dtype": order.dtype,
+        "store_dtype": order.store_dtype or order.dtype,
         "device": order.device,
         "attention": opened.attention,
         "threads": opened.threads,

@@ -63,7 +63,11 @@ def _ingest(
         with ingest_progress(Console(stderr=True)) as progress:
             task = progress.add_task("storing chunks", total=len(documents))
             async with opening as backend:
-                stored = await backend.ingest(documents, system, lambda done, _: progress.update(task, completed=done))
+
+                def show(done: int, _: int) -> None:
+                    progress.update(task, completed=done)
+
+                stored = await backend.ingest(documents, system, show, files)
                 progress.update(task, completed=len(stored))
                 return stored
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvblend.cli.failures import BadInput
-
-if TYPE_CHECKING:
-    from kvblend.actors.settings import Settings
 
 
 def read_texts(files: Sequence[Path]) -> list[str]:
     """The contents of UTF-8 text files; BadInput names the file that is missing, empty or not UTF-8."""
-    return [_read_text(file) for file in files]
+    return [read_text(file) for file in files]
 
 
-def _read_text(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """The contents of a UTF-8 text file; see `read_texts`."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -50,6 +48,11 @@ def read_blend(items: Sequence[str]) -> dict[str, Any]:
 _LISTS = ("check_layers", "recompute_ratios", "thresholds", "score_layers")
 
 
+def read_ratio(text: str | None) -> float | str | None:
+    """A ratio, or the word that was given in its place; whoever takes it says which words there are."""
+    return None if text is None else _number_or_text(text)
+
+
 def _number_or_text(text: str) -> int | float | str:
     for kind in (int, float):
         with contextlib.suppress(ValueError):
@@ -68,17 +71,3 @@ def read_condition_on(value: str | None) -> int:
     if kind != "neighbours" or not count.isascii() or not count.isdigit() or not 1 <= int(count) <= NEIGHBOURS_MAX:
         raise BadInput(f"--condition-on is {value!r}; give neighbours:K with K in 1..{NEIGHBOURS_MAX}")
     return int(count)
-
-
-def make_settings(**flags: Any) -> Settings:
-    """Settings from the flags that were given (None: not given). RequestError names a value out of range.
-
-    `--conditioning warm:FILE` reads the text that chunks are computed behind from a file; BadInput where it cannot.
-    """
-    from kvblend.actors.settings import Settings
-
-    kind, colon, file = (flags.get("conditioning") or "").partition(":")
-    if kind == "warm" and colon:
-        flags |= {"conditioning": "warm", "warm_text": _read_text(Path(file))}
-
-    return Settings(**{name: value for name, value in flags.items() if value is not None})

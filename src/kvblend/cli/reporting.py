@@ -48,10 +48,11 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
             typer.echo("interrupted", err=True)
             raise typer.Exit(130) from None
         except Exception as error:
-            if os.environ.get("KVBLEND_DEBUG"):
+            if os.environ.get("KVBLEND_DEBUG", "").lower() not in ("", "0", "false", "no", "off"):
                 raise
-            line, code = explain(error)
-            typer.echo(f"error: {line}", err=True)
+            text, code = explain(error)
+            for line in text.splitlines() or [""]:
+                typer.echo(f"error: {line}", err=True)
             raise typer.Exit(code) from None
 
     return wrapper

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import typer
 
+from kvblend.cli.logs import set_up_logs
 from kvblend.cli.loops import run
 from kvblend.cli.models import resolve_model
 
 if TYPE_CHECKING:
-    from kvblend.actors.settings import Settings
+    from kvblend.cli.config.layers import Configuration
 
 LISTENING = "listening on "
 
 
-def serve_here(settings: Settings, host: str, port: int, origins: Collection[str], drain_grace_s: float) -> int:
+def serve_here(configuration: Configuration) -> int:
     """Serve until a signal; the exit code. Prints one line with the address once requests are taken."""
     from kvblend.actors.system import System
-    from kvblend.api.server.limits import ApiLimits
     from kvblend.api.server.serve import serve
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings, server, limits = configuration.settings, configuration.server, configuration.limits
+    set_up_logs(server.log_format, server.log_level)
     name, path = resolve_model(settings.model)
 
     async def main() -> int:
         system = await System.start(settings, path, name)
         try:
-            limits = ApiLimits(drain_grace_s=drain_grace_s)
-            return await serve(system, host, port, limits=limits, origins=origins, on_listening=announce)
+            return await serve(
+                system, server.host, server.port, limits=limits, origins=server.allow_origin, on_listening=announce
+            )
         finally:
             await system.close()
 

@@ -1,0 +1,123 @@
+"""One request's loading as the loader holds it: leases by segment, and the layers that are on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvblend.actors.core import events as ev
+from kvblend.actors.core.loading import Rank
+from kvblend.actors.tables import RequestLayers
+from kvblend.store.keys import ChunkKey
+from kvblend.store.lease import ChunkLease
+from kvblend.store.store import ChunkStore
+
+LOOKUPS_MAX = 16
+"""How many segments of one request are looked up at the same time."""
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """One request's leases, by segment, and where its layers go. `open` False: whatever comes back is dropped.
+
+    `outbox` are layers that lie in the side table and that the blender has not been told of.
+    """
+
+    name: str
+    job: ev.Job
+    rank: Rank
+    leases: dict[int, ChunkLease] = field(default_factory=dict)
+    segments: tuple[int, ...] = ()
+    layers: RequestLayers | None = None
+    open: bool = True
+    outbox: deque[int] = field(default_factory=deque)
+    telling: bool = False
+
+    def close_leases(self) -> None:
+        """Give all leases back. Reads that are out hold what they need themselves."""
+        for lease in self.leases.values():
+            lease.release()
+        self.leases.clear()
+
+    def missing(self, num_layers: int) -> dict[int, set[int]]:
+        """By segment that is to be loaded: its layers that are not in memory."""
+        return {index: missing_layers(self.leases[index], num_layers) for index in self.segments}
+
+    def put_layer(self, layer: int) -> None:
+        """Hand one layer to the device; all its segments are in memory."""
+        if self.layers is None:
+            raise ValueError(f"{self.name} only looks ahead")
+        starts = self.job.layout.segments
+        parts = [(starts[index].start, self.leases[index].layer_nowait(layer)) for index in self.segments]
+        self.layers.put(layer, [(start, view) for start, view in parts if view is not None])
+        self.outbox.append(layer)
+
+
+def missing_layers(lease: ChunkLease, num_layers: int) -> set[int]:
+    """The layers of a chunk that are not in memory."""
+    return {layer for layer in range(num_layers) if lease.layer_nowait(layer) is None}
+
+
+async def lease_segments(
+    load: Load,
+    store: ChunkStore,
+    wanted: Callable[[int], bool],
+    leased: Callable[[ChunkLease, float], None],
+    at_once: int = LOOKUPS_MAX,
+) -> list[ev.Hit]:
+    """Lease the best stored variant of every segment that `wanted` agrees to; what is leased already is kept.
+
+    `leased` hears of each new lease and of the seconds that it took. Leaves all to the caller to give back, and stops
+    early where the load is closed meanwhile.
+    """
+    slots = asyncio.Semaphore(at_once)
+    hits: list[ev.Hit] = []
+
+    async def look_up(index: int) -> None:
+        keys, ids = load.job.keys[index], load.job.layout.segments[index].token_ids
+        async with slots:
+            if not load.open or not keys.lookup or not wanted(index):
+                return
+            exact = await _best(load, store, index, keys.lookup, ids, leased)
+        if exact is not None and load.open:
+            lease = load.leases[index]
+            gone = len(missing_layers(lease, store.shape.num_layers))
+            hits.append(ev.Hit(index, exact, lease.tier, gone * store.shape.layer_bytes(lease.num_tokens)))
+
+    async with asyncio.TaskGroup() as group:
+        for index in range(len(load.job.keys)):
+            group.create_task(look_up(index))
+    return sorted(hits, key=lambda hit: hit.segment)
+
+
+async def _best(
+    load: Load,
+    store: ChunkStore,
+    index: int,
+    lookup: Sequence[tuple[ChunkKey, bool]],
+    ids: tuple[int, ...],
+    leased: Callable[[ChunkLease, float], None],
+) -> bool | None:
+    """Put the first variant that is stored into the load's leases; whether it is exact, or None for a miss."""
+    held = load.leases.get(index)
+    if held is not None and not store.contains(held.key):
+        # found damaged, or deleted, while it was looked ahead
+        load.leases.pop(index).release()
+        held = None
+    for key, exact in lookup:
+        if held is not None and held.key == key:
+            return exact
+        if held is not None and not store.contains(key):
+            continue
+        began = time.monotonic()
+        lease = await store.lease(key, ids)
+        if lease is not None:
+            leased(lease, time.monotonic() - began)
+            if held is not None:
+                held.release()
+            load.leases[index] = lease
+            return exact
+    return None

@@ -1,0 +1,43 @@
+"""Where a chunk can be kept below host memory: what such a place must be able to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from kvblend.store.format import ChunkHeader
+from kvblend.store.keys import ChunkKey
+from kvblend.store.remote_stats import RemoteFigures
+
+Tier = Literal["host", "disk", "remote"]
+
+
+class LayerSource(Protocol):
+    """Something that a chunk's layers are read from."""
+
+    async def read_layers(self, header: ChunkHeader, data: memoryview, first: int, stop: int) -> None:
+        """Read layers `first..stop-1` into their places in `data` (`header.data_bytes` long) and verify them.
+
+        May raise anything; the chunk is a miss then. ChunkDamaged says that the copy is of no use to anybody.
+        """
+
+
+class LowerTier(LayerSource, Protocol):
+    """A whole place for chunks, reached over a network: the store asks it last and writes to it behind the caller's
+    back. Every method has a time limit of its own, and a failure is never more than a miss.
+    """
+
+    async def fetch_header(self, digest: bytes) -> ChunkHeader | None:
+        """The header of a chunk, verified; None where there is none, or it cannot be had."""
+
+    async def write(self, key: ChunkKey, packed_ids: bytes, layers: Sequence[memoryview]) -> object:
+        """Keep a chunk. Raises where it could not be kept."""
+
+    async def remove(self, digest: bytes) -> object:
+        """Remove a chunk; one that is not there is no error. Raises where it may still be there."""
+
+    def figures(self) -> RemoteFigures:
+        """The state of this moment and the counts since it was opened."""
+
+    async def close(self) -> None:
+        """End what is running and give connections back."""
