@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from kvblend.actors.messages import ChunkInfo
+from kvblend.actors.settings import tenant_salt
 from kvblend.store.store import ChunkStore
 
 
@@ -15,6 +16,10 @@ class Library:
     def __init__(self, store: ChunkStore, salt: str) -> None:
         self._store = store
         self._salt = salt
+
+    def of(self, tenant: str) -> Library:
+        """The same of one tenant of this server."""
+        return Library(self._store, tenant_salt(self._salt, tenant))
 
     async def find(self, chunk_id: str) -> ChunkInfo | None:
         """The stored chunk of this id, if there is one."""

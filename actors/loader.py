@@ -137,9 +137,9 @@ class Loader(Actor[LoaderMessage]):
 
     def _fits_ahead(self, load: Load, index: int) -> bool:
         shape = self._store.shape
-        tokens = [lease.num_tokens for other in self._ahead.values() for lease in other.leases.values()]
-        tokens.append(len(load.job.layout.segments[index].token_ids))
-        return shape.num_layers * sum(map(shape.layer_bytes, tokens)) <= self._ahead_bytes_max
+        layers = [lease.layer_bytes for other in self._ahead.values() for lease in other.leases.values()]
+        layers.append(shape.layer_bytes(len(load.job.layout.segments[index].token_ids)))
+        return shape.num_layers * sum(layers) <= self._ahead_bytes_max
 
     def _take_over(self, ahead: Load | None, load: Load) -> None:
         """What was leased ahead goes to the request's own load."""
@@ -202,7 +202,7 @@ class Loader(Actor[LoaderMessage]):
             done = 0
             try:
                 await lease.prefetch(range(run.first, run.stop))
-                done = (run.stop - run.first) * self._store.shape.layer_bytes(lease.num_tokens)
+                done = (run.stop - run.first) * lease.layer_bytes
             except ChunkDamaged as error:
                 self._read_failed(load, run.segment, error)
             finally:

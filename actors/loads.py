@@ -85,7 +85,7 @@ async def lease_segments(
         if exact is not None and load.open:
             lease = load.leases[index]
             gone = len(missing_layers(lease, store.shape.num_layers))
-            hits.append(ev.Hit(index, exact, lease.tier, gone * store.shape.layer_bytes(lease.num_tokens)))
+            hits.append(ev.Hit(index, exact, lease.tier, gone * lease.layer_bytes))
 
     async with asyncio.TaskGroup() as group:
         for index in range(len(load.job.keys)):

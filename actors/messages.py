@@ -119,6 +119,8 @@ class Generate:
 
     `system` None means the server's default system prompt. `generate` False stores the documents' KV (each behind what
     the server is set to) and answers nothing: that is what ingesting is.
+
+    `tenant` parts the chunks of those who ask from one another. The server sets it; no field of a client's reaches it.
     """
 
     request_id: str
@@ -131,6 +133,7 @@ class Generate:
     deadline_ms: float | None = None
     generate: bool = True
     prompt: str | tuple[int, ...] | None = None
+    tenant: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from kvblend.actors.core.planning import rope_ids, segment_keys, storing_layout
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import MODES, Document, Generate, Sampling
 from kvblend.actors.selection import blend_shape, budget_ratio, kl_bound, merge_selection
-from kvblend.actors.settings import Settings
+from kvblend.actors.settings import Settings, tenant_salt
 from kvblend.engine.assembly import Engine
 from kvblend.engine.conditioning import passages_of, warm_ids
 from kvblend.engine.layout import PromptLayout
@@ -112,7 +112,7 @@ class JobBuilder:
         """
         settings, engine = self._settings, self._engine
         merge_selection(settings, request.blend, engine.config.num_layers)
-        layout = self._lay_out(request, stored)
+        layout, salt = self._lay_out(request, stored), tenant_salt(settings.salt, request.tenant)
         self._check_fits(layout, request.sampling.max_tokens)
         blend, sampling = replace(request.blend, max_kl=kl_bound(settings, request.blend)), request.sampling
         if sampling.seed is None:
@@ -122,7 +122,7 @@ class JobBuilder:
             request.request_id,
             "generate",
             layout,
-            segment_keys(layout, blend.mode, self._conditioning, engine.store_fingerprint, settings.salt, regime),
+            segment_keys(layout, blend.mode, self._conditioning, engine.store_fingerprint, salt, regime),
             blend.mode,
             budget_ratio(settings, blend),
             blend,
@@ -187,7 +187,8 @@ class JobBuilder:
 
     def _store(self, name: str, request: Generate, head: Ids, near: list[Ids], tokens: Ids, field: str) -> Job:
         """The job of one document: behind those of its neighbours that fit, else behind what the server is set to."""
-        print_, salt, rule = self._engine.store_fingerprint, self._settings.salt, self._conditioning
+        print_, rule = self._engine.store_fingerprint, self._conditioning
+        salt = tenant_salt(self._settings.salt, request.tenant)
         label: str = rule.label(head, len(tokens))
         pieces, wanted, note = rule.parts(head, len(tokens)), len(near), ""
         while near and len(head) + sum(map(len, near)) + len(tokens) > rule.tokens_max:

@@ -24,6 +24,11 @@ DEFAULT_RATIO = 0.15
 REMOTE_SCHEMES = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
 
 
+def tenant_salt(salt: str, tenant: str) -> str:
+    """The salt of one tenant's chunks on a server with this `salt`; that itself where there is no tenant."""
+    return f"{salt}/tenant:{tenant}" if tenant else salt
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """One server's settings. `model` is a known name (`smollm2`), a Hugging Face directory or a GGUF file.

@@ -24,7 +24,7 @@ from kvblend.actors.requests import JobBuilder, check_request
 from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.runtime.mailbox import MailboxClosed, MailboxFull
 from kvblend.actors.selection import check_settings_for
-from kvblend.actors.settings import Settings
+from kvblend.actors.settings import Settings, tenant_salt
 from kvblend.actors.signals import WhenIdle
 from kvblend.actors.stores import check_remote, open_store
 from kvblend.actors.streams import TokenStream
@@ -241,10 +241,11 @@ class System:
 
     async def _stored_ids(self, request: Generate) -> dict[int, tuple[int, ...]]:
         found: dict[int, tuple[int, ...]] = {}
+        salt = tenant_salt(self.settings.salt, request.tenant)
         for index, document in enumerate(request.documents):
             if document.id is None:
                 continue
-            ids = await self._store.token_ids(document.id, self.settings.salt)
+            ids = await self._store.token_ids(document.id, salt)
             if ids is None:
                 param = f"documents[{index}].id"
                 raise RequestError("not_found", f"{param} is {document.id[:80]!r}; there is no such chunk", param)

@@ -16,10 +16,11 @@ import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from kvblend.store.format import KVShape
+from kvblend.store.format import HEADER_BYTES_MAX, KVShape, align
 from kvblend.store.index import IndexRow, collector_paused
 from kvblend.store.keys import DIGEST_BYTES, FORMAT_VERSION
 from kvblend.store.tasks import end_threads
@@ -179,7 +180,9 @@ class Catalog:
         if version != CATALOG_VERSION or sorted(sql for (sql,) in tables) != sorted(_TABLES):
             raise ValueError(f"its version is {version}, or its tables are not those of version {CATALOG_VERSION}")
         own = self._layout_id(self._layout)
-        found = Remembered(_build_rows(connection.execute(_READ, (own,)).fetchall()))
+        with collector_paused():
+            values = connection.execute(_READ, (own,)).fetchall()
+        found = Remembered(_build_rows(values, self._layout.shape))
         others = connection.execute("SELECT digest FROM chunks WHERE layout != ?", (own,))
         found.foreign.update(digest for (digest,) in others)
         return found
@@ -253,19 +256,29 @@ class Catalog:
         )  # fmt: skip
 
 
-def _build_rows(values: list[tuple[Any, ...]]) -> dict[bytes, IndexRow]:
+def _build_rows(values: list[tuple[Any, ...]], shape: KVShape) -> dict[bytes, IndexRow]:
     """Rows by digest. Raises ValueError where a value cannot be right, so that nothing damaged is believed."""
     if not values:
         return {}
-    columns = list(zip(*values, strict=True))
+    # not zip(*values): a hundred thousand iterators at once are slow
+    columns: list[Any] = [list(map(itemgetter(at), values)) for at in range(len(_COLUMNS))]
     if any(set(map(type, column)) != {kind} for column, kind in zip(columns, _COLUMNS, strict=True)):
         raise ValueError("a row holds values of other types")
     digests, tenants, tokens, sizes, costs_s, hits, created_s, used_s = columns
     if set(map(len, digests)) != {DIGEST_BYTES} or min(tokens) < 1 or min(sizes) < 1 or min(hits) < 0:
         raise ValueError("a row holds values out of range")
+    # few pairs differ; ascending, so that each length keeps its largest file
+    largest = dict(sorted(set(zip(tokens, sizes, strict=True))))
+    if any(size > _file_bytes_max(shape, count) for count, size in largest.items()):
+        # believed, it would have the whole store evicted to make room
+        raise ValueError("a row holds a size that no file of its tokens has")
     if not 0.0 <= min(costs_s) <= max(costs_s) < math.inf:
         raise ValueError("a row holds a cost out of range")
     tags: dict[str, str] = {}
     shared = [tags.setdefault(tenant, tenant) for tenant in tenants]
     with collector_paused():
         return dict(zip(digests, map(IndexRow, tokens, sizes, shared, costs_s, hits, created_s, used_s), strict=True))
+
+
+def _file_bytes_max(shape: KVShape, num_tokens: int) -> int:
+    return HEADER_BYTES_MAX + shape.num_layers * align(max(shape.layer_lengths(num_tokens)))

@@ -30,6 +30,7 @@ class TierCopies:
         self._writer = writer
         self._waiting: dict[bytes, None] = {}
         self._uploading: asyncio.Task[None] | None = None
+        self._current: bytes | None = None
         self._fetched = 0
         self.closed = False
 
@@ -58,10 +59,16 @@ class TierCopies:
         self._shelf.tasks.start(self._keep(entry), f"store-keep-{entry.key.id[:12]}")
 
     async def upload_now(self, digest: bytes) -> None:
-        """Copy a chunk that waits for it at once, as it is about to leave the disk; others are left alone."""
+        """Copy a chunk that waits for it at once, as it is about to leave the disk; others are left alone.
+
+        Returns when a copy that is under way already has ended, too.
+        """
         if digest in self._waiting:
             del self._waiting[digest]
             await self._upload(digest)
+        elif digest == self._current:
+            async with self._shelf.lock(digest):
+                pass
 
     async def close(self, uploads_s: float) -> None:
         """Begin nothing new, and go on with the uploads that wait for `uploads_s` seconds at most."""
@@ -83,9 +90,10 @@ class TierCopies:
             while self._waiting:
                 digest = next(iter(self._waiting))
                 del self._waiting[digest]
+                self._current = digest
                 await self._upload(digest)
         finally:
-            self._uploading = None
+            self._uploading = self._current = None
 
     async def _upload(self, digest: bytes) -> None:
         shelf = self._shelf

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class StoreError(Exception):
     """Anything this room raises on purpose, except ValueError for arguments that contradict each other."""
@@ -34,3 +36,11 @@ class ChunkDamaged(ChunkError):
 
 class ForeignFile(ChunkError):
     """Not a chunk of this store: another kind of file, another format version, another model or shape."""
+
+
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+def is_shortage(error: Exception) -> bool:
+    """Whether this process or machine was short of something: of the file that was to be read it says nothing."""
+    return isinstance(error, OSError) and error.errno in _SHORTAGES

@@ -59,9 +59,12 @@ class ChunkIndex:
         self._rows = rows
         self.file_bytes = 0
         self._tenants: dict[str, TenantUse] = {}
-        by_tenant: dict[str, list[int]] = {}
-        for row in rows.values():
-            by_tenant.setdefault(row.tenant, []).append(row.file_bytes)
+        tags = {row.tenant for row in rows.values()}
+        by_tenant = {tag: [row.file_bytes for row in rows.values() if row.tenant == tag] for tag in tags}
+        if len(tags) > 4:
+            by_tenant = {tag: [] for tag in tags}
+            for row in rows.values():
+                by_tenant[row.tenant].append(row.file_bytes)
         for tenant, sizes in by_tenant.items():
             self._tenants[tenant] = TenantUse(len(sizes), sum(sizes))
             self.file_bytes += sum(sizes)

@@ -7,7 +7,7 @@ import logging
 
 from kvblend.store.buffers import BufferPool
 from kvblend.store.disk import DiskTier
-from kvblend.store.errors import ChunkDamaged, ForeignFile
+from kvblend.store.errors import ChunkDamaged, ForeignFile, is_shortage
 from kvblend.store.format import KVShape
 from kvblend.store.index import IndexRow
 from kvblend.store.pool import PoolEntry
@@ -78,11 +78,11 @@ class Opener:
             self._shelf.correct(digest, row, header)
             return PoolEntry.empty(header, self._buffers.allocate(header.data_bytes), disk, "disk", row.cost_s)
         except (ChunkDamaged, ForeignFile, OSError) as error:
-            if self._shelf.index.get(digest) is row:
+            if is_shortage(error):
+                log.warning("chunk %s could not be opened, it stays on disk: %s", digest.hex(), error)
+            elif self._shelf.index.get(digest) is row:
                 self._shelf.drop(digest, error)
             return None
-        finally:
-            self._end(digest)
 
     async def _ask_remote(self, remote: LowerTier, digest: bytes) -> PoolEntry | None:
         try:
@@ -95,10 +95,3 @@ class Opener:
         except Exception as error:  # whatever a remote tier does, it is a miss
             self._shelf.lose_remote(digest, error)
             return None
-        finally:
-            self._end(digest)
-
-    def _end(self, digest: bytes) -> None:
-        opening = self._shelf.openings.get(digest)
-        if opening is not None and opening.task is asyncio.current_task():
-            del self._shelf.openings[digest]

@@ -69,6 +69,14 @@ class PoolEntry:
         return len(self.packed_ids) // TOKEN_BYTES
 
     @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer; all layers of a chunk have the same."""
+        if self.header is not None:
+            return self.header.layers[0].length
+        first = self.layers[0]
+        return 0 if first is None else first.nbytes
+
+    @property
     def is_ready(self) -> bool:
         """True when every layer is there."""
         return all(layer is not None for layer in self.layers)

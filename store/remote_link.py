@@ -149,7 +149,8 @@ class RedisLink:
     def _explain(self, error: Exception) -> str:
         if isinstance(error, TimeoutError) and not str(error):
             return f"no answer within {self._timeout_s:g} s"
-        return self.address.scrub(f"{error}"[:500] or type(error).__name__)
+        # crossed out before it is cut: a part of a password would not be found
+        return self.address.scrub(f"{error}")[:500] or type(error).__name__
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +30,8 @@ SLOW_FILES = 256
 """From so many files on, a start without an index is slow enough to warn of."""
 
 ID_CHARS = 2 * DIGEST_BYTES
-_is_file_name = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}\.(kvc|tmp)").fullmatch
+_is_temp_name = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}\.tmp").fullmatch
+_is_chunk_name = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}\.kvc").fullmatch
 
 ReadHeader = Callable[[Path, FileHead], ChunkHeader]
 
@@ -69,7 +71,8 @@ class FolderScan:
         self._catalog = catalog
         self._known = known
         self._now_s = time.time()
-        self._present: set[bytes] = set()
+        self._expected = _names_by_folder(itertools.chain(known.rows, known.foreign))
+        self._vanished: list[str] = []
         self._unknown: list[Path] = []
         self.report = ScanReport(known.rows)
 
@@ -96,26 +99,24 @@ class FolderScan:
         except OSError as error:
             log.warning("store folder %s cannot be read and is skipped: %s", folder, error)
             return
-        for name in names:
-            if name.endswith(TEMP_SUFFIX) and _is_file_name(name):
+        for name in [one for one in names if one.endswith(TEMP_SUFFIX)]:
+            if _is_temp_name(name):
                 with contextlib.suppress(OSError):
                     await self._io.remove(folder / name)
-        rows, foreign = self._known.rows, self._known.foreign
-        for digest in _chunk_digests(names):
-            # a file in another folder than its own is found by nobody: its header is looked at, and warned of
-            if (digest in rows or digest in foreign) and digest[:1].hex() == folder.name:
-                self._present.add(digest)
-            else:
-                self._unknown.append(folder / f"{digest.hex()}{CHUNK_SUFFIX}")
+        # names in whole sets, for there may be a hundred thousand: only those that nobody expects are looked at
+        here = set(names)
+        expected = self._expected.pop(folder.name, set())
+        self._vanished += expected - here
+        self._unknown += [folder / name for name in here - expected if _is_chunk_name(name)]
 
     def _forget_vanished(self) -> None:
-        for digest in [one for one in self._known.rows if one not in self._present]:
-            del self._known.rows[digest]
-            self._catalog.remove(digest)
-        for digest in self._known.foreign - self._present:
-            self._catalog.remove(digest)
-        self.report.foreign += len(self._known.foreign & self._present)
-        self._present.clear()
+        for names in (self._vanished, *self._expected.values()):
+            for name in names:
+                digest = bytes.fromhex(name[:ID_CHARS])
+                self._known.rows.pop(digest, None)
+                self._known.foreign.discard(digest)
+                self._catalog.remove(digest)
+        self.report.foreign += len(self._known.foreign)
 
     async def _read(self, paths: list[Path]) -> None:
         heads = await self._io.read_heads(paths)
@@ -154,14 +155,9 @@ class FolderScan:
         self._catalog.add(header.key.digest, row, layout)
 
 
-def _chunk_digests(names: list[str]) -> list[bytes]:
-    """The digests behind the names of chunk files; other names are passed over."""
-    chunks = [name for name in names if name[ID_CHARS:] == CHUNK_SUFFIX and name.islower()]
-    try:
-        # quick, for there may be a hundred thousand; blanks between digits are the one thing that it lets through
-        digests = [bytes.fromhex(name[:ID_CHARS]) for name in chunks]
-        if all(map(DIGEST_BYTES.__eq__, map(len, digests))):
-            return digests
-    except ValueError:
-        pass
-    return [bytes.fromhex(name[:ID_CHARS]) for name in chunks if _is_file_name(name)]
+def _names_by_folder(digests: Iterable[bytes]) -> dict[str, set[str]]:
+    """The files of these chunks: names by the folder that they should lie in."""
+    found: dict[str, set[str]] = {f"{number:02x}": set() for number in range(256)}
+    for name in [digest.hex() for digest in digests]:
+        found[name[:2]].add(name + CHUNK_SUFFIX)
+    return found

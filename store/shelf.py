@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from kvblend.store.disk import DiskTier
-from kvblend.store.errors import ChunkDamaged
+from kvblend.store.errors import ChunkDamaged, is_shortage
 from kvblend.store.format import ChunkHeader
 from kvblend.store.index import ChunkIndex, IndexRow
 from kvblend.store.pool import HostPool, PoolEntry
@@ -21,7 +21,7 @@ from kvblend.store.tiers import LowerTier
 log = logging.getLogger("kvblend.store")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Opening:
     """A header on its way. `stale`: the chunk was deleted or dropped meanwhile, so what arrives is of no use."""
 
@@ -50,7 +50,8 @@ class Shelf:
         self.counts = counts
         pool.watch = space
         self.tasks = TaskSet()
-        self.openings: dict[bytes, Opening] = {}
+        # known until the last who waits for one has gone on: a chunk may go behind its header's arrival as well
+        self.openings: WeakValueDictionary[bytes, Opening] = WeakValueDictionary()
         self.leaving: set[bytes] = set()
         """Chunks that are being deleted: nobody may fetch them anew from wherever they still are."""
         # held by whoever changes where a chunk lies; a lock lives as long as somebody holds or awaits it
@@ -109,6 +110,9 @@ class Shelf:
         if entry.origin == "remote":
             self.pool.drop(digest)
             self.lose_remote(digest, error)
+        elif is_shortage(error):
+            self.pool.drop(digest)
+            log.warning("chunk %s could not be read, it stays on disk: %s", digest.hex(), error)
         else:
             self.drop(digest, error)
 

@@ -71,7 +71,7 @@ def python_files(root: Path, *folders: str) -> Iterator[Path]:
 
 
 def scripts(root: Path) -> Iterator[Path]:
-    yield from (p for p in sorted((root / "scripts").glob("*")) if p.is_file() and p.suffix in ("", ".py", ".sh"))
+    yield from (p for p in sorted((root / "scripts").rglob("*")) if p.is_file() and p.suffix in ("", ".py", ".sh"))
 
 
 def name_of(root: Path, path: Path) -> str:

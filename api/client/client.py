@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from kvblend.actors.messages import Document, IngestProgress, Mode, StoredChunk
-from kvblend.api.client.errors import GenerationFailed
+from kvblend.api.client.errors import GenerationFailed, refused
 from kvblend.api.client.generation import Generation
-from kvblend.api.client.http import get_json
+from kvblend.api.client.http import bearer_headers, get_json
 from kvblend.api.client.pool import Pool
 from kvblend.api.client.wire import DocumentLike, Frame, create_frame, document_fields, websocket_url
 
@@ -22,16 +22,24 @@ class AsyncClient:
     """Speaks to one server: `async with AsyncClient("ws://127.0.0.1:8000") as client: ...`.
 
     Requests run at the same time over shared connections, opened when needed. `timeout_s` bounds connecting and the
-    wait for each next event. Bound to the event loop it is first used on; not for several threads.
+    wait for each next event. `api_key` goes to the server in the `Authorization` header. Bound to the event loop it is
+    first used on; not for several threads.
     """
 
     def __init__(
-        self, url: str, *, model: str | None = None, timeout_s: float = 300.0, connections_max: int = 64
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        timeout_s: float = 300.0,
+        connections_max: int = 64,
+        api_key: str | None = None,
     ) -> None:
         self._url = websocket_url(url)
         self._model = model
         self._timeout_s = timeout_s
-        self._pool = Pool(self._url, timeout_s, connections_max)
+        self._headers = bearer_headers(api_key)
+        self._pool = Pool(self._url, timeout_s, connections_max, self._headers)
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,8 +133,13 @@ class AsyncClient:
         return status == 200
 
     async def ready(self) -> dict[str, Any]:
-        """The server's readiness: `ready`, `reasons`, `model`, `details`; ConnectionLost if it cannot be reached."""
-        _, body = await get_json(self._url, "/ready", self._timeout_s)
+        """The server's readiness: `ready`, `reasons`, `model`, `details`.
+
+        ConnectionLost if it cannot be reached, RequestRefused (401) for a key that it does not know.
+        """
+        status, body = await get_json(self._url, "/ready", self._timeout_s, self._headers)
+        if status == 401:
+            raise refused(401, "unauthorized", str(dict(body.get("error") or {}).get("message", "refused")))
         return body
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -45,12 +45,15 @@ class LaneConnection:
         self._reader = asyncio.create_task(self._read(), name="kvblend-client-reader")
 
     @classmethod
-    async def open(cls, url: str, timeout_s: float, on_free: Callable[[], None]) -> LaneConnection:
+    async def open(
+        cls, url: str, timeout_s: float, on_free: Callable[[], None], headers: Mapping[str, str] | None = None
+    ) -> LaneConnection:
         """Connect; ServerBusy or RequestRefused if the server refuses, ConnectionLost if it cannot be reached."""
         try:
             socket = await connect(
                 url,
                 subprotocols=[Subprotocol(SUBPROTOCOL)],
+                additional_headers=headers,
                 compression=None,
                 max_size=_RECEIVE_BYTES_MAX,
                 open_timeout=timeout_s,
@@ -63,6 +66,8 @@ class LaneConnection:
                 status, "refused"
             )
             message = f"{url} refused the connection with HTTP {status}"
+            if status == 401:
+                message += ": it wants an API key that it knows (api_key, or KVBLEND_API_KEY on the command line)"
             raise refused(status, code, message, retry_after_s=float(wait) if wait.isdigit() else None) from error
         except TimeoutError as error:
             raise ConnectionLost(f"cannot connect to {url}: no answer for {timeout_s:g} s") from error

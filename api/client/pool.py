@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from kvblend.api.client.connection import LaneConnection, Ticket
 from kvblend.api.client.errors import ConnectionLost
@@ -11,8 +12,11 @@ from kvblend.api.client.errors import ConnectionLost
 class Pool:
     """Hands out lanes, at most 16 to a connection and `connections_max` connections."""
 
-    def __init__(self, url: str, timeout_s: float, connections_max: int) -> None:
+    def __init__(
+        self, url: str, timeout_s: float, connections_max: int, headers: Mapping[str, str] | None = None
+    ) -> None:
         self._url = url
+        self._headers = headers
         self._timeout_s = timeout_s
         self._connections_max = connections_max
         self._connections: list[LaneConnection] = []
@@ -37,7 +41,7 @@ class Pool:
                     if connection.free:
                         return connection.take()
                 if len(self._connections) < self._connections_max:
-                    connection = await LaneConnection.open(self._url, self._timeout_s, self._freed.set)
+                    connection = await LaneConnection.open(self._url, self._timeout_s, self._freed.set, self._headers)
                     self._connections.append(connection)
                     continue
                 self._freed.clear()

@@ -62,6 +62,10 @@ class ChunkView(Protocol):
 class LibraryPort(Protocol):
     """The stored chunks."""
 
+    def of(self, tenant: str) -> LibraryPort:
+        """Those of one tenant."""
+        ...
+
     async def find(self, chunk_id: str) -> ChunkView | None:
         """The stored chunk of this id, if there is one."""
         ...

@@ -14,9 +14,11 @@ import uvicorn
 
 from kvblend.api.server.app import create_app
 from kvblend.api.server.gate import Gate
+from kvblend.api.server.keys import KeyRing
 from kvblend.api.server.limits import ApiLimits
 from kvblend.api.server.port import SystemPort
 from kvblend.api.server.protocol import http_protocol_with, protocol_with
+from kvblend.api.server.rates import RateLimits
 
 _log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -45,7 +47,10 @@ async def bind(host: str, port: int) -> socket.socket:
         family, _, _, _, address = (
             await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         )[0]
-        return socket.create_server((str(address[0]), port), family=family, backlog=1024)
+        listener = socket.create_server((str(address[0]), port), family=family, backlog=1024)
+        # asyncio's own loop leaves it out for such a socket, and every small frame would wait 40 ms for an answer
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except (OSError, OverflowError) as error:
         raise OSError(f"cannot listen on {host}:{port}: {error}") from error
 
@@ -57,6 +62,8 @@ async def serve(
     *,
     limits: ApiLimits | None = None,
     origins: Collection[str] = (),
+    keys: KeyRing | None = None,
+    rates: RateLimits | None = None,
     on_listening: Callable[[str, int], None] | None = None,
     stop: asyncio.Event | None = None,
     handle_signals: bool = True,
@@ -65,7 +72,7 @@ async def serve(
 
     `on_listening` gets the host and the port bound (port 0 picks a free one). While draining, new requests are
     refused and running ones finish, at most `limits.drain_grace_s` seconds; a second signal stops at once. The caller
-    closes the system.
+    closes the system. `keys` and `rates` are those of `create_app`.
     """
     limits = limits or ApiLimits()
     gate = Gate(limits)
@@ -78,7 +85,7 @@ async def serve(
         if on_listening is not None:
             on_listening(host, bound_port)
 
-    server = _Server(_config(create_app(system, limits, gate, origins), limits, gate), announce)
+    server = _Server(_config(create_app(system, limits, gate, origins, keys, rates), limits, gate), announce)
     with contextlib.ExitStack() as stack:
         stack.callback(listener.close)
         if handle_signals:

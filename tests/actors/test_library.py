@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvblend.actors.library import Library
+from kvblend.actors.settings import tenant_salt
 from kvblend.store.format import KVShape
 from kvblend.store.keys import ChunkKey
 from kvblend.store.store import ChunkStore
@@ -43,3 +44,15 @@ async def test_chunks_of_another_tenant_are_not_there(store: ChunkStore) -> None
     name = (await Library(store, "").page("", 1))[0].id
     other = Library(store, "other")
     assert (await other.page("", 10), await other.find(name), await other.delete(name)) == ([], None, False)
+
+
+async def test_a_tenant_sees_its_own_chunks_only(store: ChunkStore) -> None:
+    key = ChunkKey.of("print", tenant_salt("s", "a"), (9,), IDS)
+    await store.put(key, IDS, [bytearray(SHAPE.layer_bytes(len(IDS)))])
+    library = Library(store, "s")
+    assert [chunk.id for chunk in await library.of("a").page("", 10)] == [key.id]
+    for other in (library, library.of("b"), Library(store, "").of("a")):
+        assert await other.page("", 10) == []
+        assert await other.find(key.id) is None
+        assert not await other.delete(key.id)
+    assert await library.of("a").delete(key.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,17 @@ async def test_hits_come_in_the_order_of_segments_with_what_is_missing() -> None
         assert load.missing(SHAPE.num_layers) == {0: set(), 2: set()}
         load.close_leases()
         assert (load.leases, store.stats().leases) == ({}, 0)
+
+
+async def test_a_hit_has_the_bytes_of_what_stands_behind_k_and_v_too(tmp_path: Path) -> None:
+    async with await ChunkStore.open(tmp_path, SHAPE, "m", 1 << 20) as store:
+        longest = SHAPE.layer_lengths(len(B))[-1]
+        await store.put(key_of(B), B, [bytearray(longest) for _ in range(SHAPE.num_layers)])
+        store.evict_nowait(key_of(B).id)
+        load = new_load()
+        (hit,) = await lease_segments(load, store, lambda _: True, lambda *_: None)
+        assert hit.num_bytes == SHAPE.num_layers * longest
+        load.close_leases()
 
 
 async def test_only_what_is_wanted_is_leased() -> None:

@@ -257,3 +257,20 @@ def test_a_document_beyond_the_context_is_named() -> None:
     with pytest.raises(RequestError) as caught:
         builder(64).stores(request, {}, ["a", "b"])
     assert (caught.value.code, caught.value.param) == ("too_large", "documents[1]")
+
+
+def test_tenants_name_the_same_chunks_differently() -> None:
+    tenants = ("", "a", "b")
+    answers = [builder().answer(replace(GOOD, tenant=tenant), {}) for tenant in tenants]
+    stores = [builder().stores(replace(STORING, tenant=tenant), {}, ("1", "2"))[0] for tenant in tenants]
+    for jobs in (answers, stores):
+        found = [set(all_keys(job)) for job in jobs]
+        assert all(found)
+        assert not found[0] & found[1]
+        assert not found[1] & found[2]
+        assert {key.salt for key in found[1]} == {"/tenant:a"}
+
+
+def all_keys(job: Job) -> list[ChunkKey]:
+    looked_up = [key for keys in job.keys for key, _ in keys.lookup]
+    return looked_up + [key for keys in job.keys for key in (keys.keep, keys.precompute) if key is not None]

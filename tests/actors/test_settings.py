@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvblend.actors.errors import RequestError
-from kvblend.actors.settings import Settings
+from kvblend.actors.settings import Settings, tenant_salt
 from kvblend.engine.selectors.spec import SelectorSpec
 
 
@@ -102,3 +102,9 @@ def test_lists_of_another_length_than_the_check_layers_are_refused() -> None:
     with pytest.raises(RequestError, match="one entry per check layer, 1, and has 2") as caught:
         Settings(recompute_ratios=(0.2, 0.1))
     assert caught.value.param == "recompute_ratios"
+
+
+def test_every_tenant_of_every_server_has_a_salt_of_its_own() -> None:
+    salts = [tenant_salt(salt, tenant) for salt in ("", "s") for tenant in ("", "0" * 32, "1" * 32)]
+    assert len(set(salts)) == len(salts)
+    assert (tenant_salt("", ""), tenant_salt("s", "")) == ("", "s")

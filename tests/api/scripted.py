@@ -83,6 +83,10 @@ class ScriptedLibrary:
 
     def __init__(self) -> None:
         self.chunks: dict[str, ChunkInfo] = {}
+        self.tenants: dict[str, ScriptedLibrary] = {}
+
+    def of(self, tenant: str) -> ScriptedLibrary:
+        return self.tenants.setdefault(tenant, ScriptedLibrary())
 
     async def find(self, chunk_id: str) -> ChunkInfo | None:
         return self.chunks.get(chunk_id)
@@ -255,7 +259,7 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def serving(
-    system: ScriptedSystem, limits: ApiLimits | None = None, origins: tuple[str, ...] = ()
+    system: ScriptedSystem, limits: ApiLimits | None = None, origins: tuple[str, ...] = (), **options: Any
 ) -> AsyncIterator[Server]:
     """A server on a free port of the loopback, stopped and drained on the way out."""
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -267,6 +271,7 @@ async def serving(
             0,
             limits=limits or ApiLimits(drain_grace_s=0.0, close_grace_s=1.0),
             origins=origins,
+            **options,
             on_listening=lambda _host, port: listening.set_result(port),
             stop=stop,
             handle_signals=False,

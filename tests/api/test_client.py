@@ -10,6 +10,7 @@ from kvblend.actors.messages import Document, Finished, Generate, SelectionOptio
 from kvblend.actors.streams import TokenStream
 from kvblend.api.client import AsyncClient, ConnectionLost, GenerationFailed, RequestRefused
 from kvblend.api.client.client import BATCH_CHARS_MAX, BATCH_DOCUMENTS_MAX, split_batches
+from kvblend.api.server.keys import KeyRing, issue
 from tests.api.scripted import USAGE, ScriptedSystem, Server, serving
 
 
@@ -134,3 +135,33 @@ def test_the_client_loads_neither_torch_nor_a_server() -> None:
 def test_neighbours_count_in_the_size_of_a_batch() -> None:
     documents = [{"text": "x", "behind": [{"text": "y" * (BATCH_CHARS_MAX // 3)}]} for _ in range(7)]
     assert [len(batch) for batch in split_batches(documents)] == [2, 2, 2, 1]
+
+
+async def test_a_key_opens_a_server_that_wants_one() -> None:
+    tenant, key = issue("alice")
+    async with serving(ScriptedSystem(), keys=KeyRing([tenant])) as server:
+        async with AsyncClient(server.url, timeout_s=20, api_key=key) as client:
+            assert await client.generate("what?").text() == "one two three"
+            assert (await client.ready())["ready"]
+        assert [request.tenant for request in server.system.requests] == [tenant.id]
+
+
+@pytest.mark.parametrize("key", [None, "kvb_wrong"])
+async def test_without_the_right_key_it_is_refused(key: str | None) -> None:
+    async with (
+        serving(ScriptedSystem(), keys=KeyRing([issue("alice")[0]])) as server,
+        AsyncClient(server.url, timeout_s=20, api_key=key) as client,
+    ):
+        assert await client.health()
+        for asked in (client.generate("what?").text(), client.ready()):
+            with pytest.raises(RequestRefused) as caught:
+                await asked
+            assert (caught.value.status, caught.value.code) == (401, "unauthorized")
+            assert "API key" in str(caught.value)
+            assert "kvb_wrong" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["a\r\nX: y", "ä", " ", ""])
+def test_a_key_that_no_header_may_hold_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ValueError, match=r"^api_key must be printable ASCII characters$"):
+        AsyncClient("ws://127.0.0.1:1", api_key=key)

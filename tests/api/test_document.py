@@ -60,3 +60,9 @@ async def test_both_are_served() -> None:
         document: dict[str, Any] = (await call(server.port, "GET", "/openapi.json")).json
     assert page.headers["content-type"].startswith("text/html")
     assert (document["openapi"], document["info"]["title"]) == ("3.1.0", "kvblend")
+
+
+def test_it_says_that_a_server_may_want_a_key() -> None:
+    document = describe("m", ApiLimits())
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert document["security"] == [{"key": []}, {}]

@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from small_system import TEXTS, running
 
 from kvblend.actors.errors import RequestError
+from kvblend.api.server.keys import KeyRing, issue
 from kvblend.api.server.port import SystemPort
 from kvblend.api.server.serve import serve
 from tests.api.scripted import ScriptedSystem, hold, serving
@@ -165,3 +166,20 @@ async def test_a_tiny_model_reuses_chunks_in_another_order(tmp_path: Path) -> No
         await client.delete(f"/chunks/{name}", cast_to=object)
         with pytest.raises(openai.NotFoundError):
             await client.get(f"/chunks/{name}", cast_to=object)
+
+
+async def test_its_key_is_the_servers() -> None:
+    tenant, key = issue("alice")
+    async with serving(ScriptedSystem(), keys=KeyRing([tenant])) as server:
+        async with connect(server.port) as stranger:
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.models.list()
+        async with connect(server.port).with_options(api_key=key) as client:
+            answer = await client.chat.completions.create(model="scripted", messages=MESSAGES)
+            assert answer.choices[0].message.content == "one two three"
+            async with client.responses.connect(max_retries=0) as socket, asyncio.timeout(30):
+                await socket.response.create(model="scripted", input="what?")
+                async for event in socket:
+                    assert event.type != "error"
+                    if event.type == "response.completed":
+                        break

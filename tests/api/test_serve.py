@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -130,3 +131,8 @@ async def test_cancelling_serve_closes_its_connections() -> None:
         with pytest.raises(asyncio.CancelledError):
             await server.task
         await server.system.until(lambda: len(server.system.abandoned) == 1)
+
+
+async def test_small_frames_are_sent_at_once() -> None:
+    with await bind("127.0.0.1", 0) as listener:
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -9,9 +9,10 @@ import pytest
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import Delta
 from kvblend.actors.settings import Settings
+from kvblend.api.server.keys import KeyRing, issue
 from kvblend.cli.backends import Question, check_question, open_local, open_remote
 from kvblend.cli.failures import BadInput
-from tests.api.scripted import hold
+from tests.api.scripted import ScriptedSystem, hold, serving
 
 
 def test_a_question_is_checked_as_a_server_would() -> None:
@@ -46,4 +47,21 @@ async def test_a_failed_request_raises_what_the_system_said(local_system: list[A
 async def test_what_is_no_address_is_bad_input() -> None:
     with pytest.raises(BadInput, match="is not an address"):
         async with open_remote("nowhere", None):
+            pass
+
+
+async def test_a_server_is_shown_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    tenant, key = issue("alice")
+    monkeypatch.setenv("KVBLEND_API_KEY", key)
+    async with (
+        serving(ScriptedSystem(), keys=KeyRing([tenant])) as server,
+        open_remote(server.url, None) as backend,
+    ):
+        assert [event async for event in backend.answer(Question("what?"))]
+
+
+async def test_a_key_that_is_none_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVBLEND_API_KEY", "a\nb")
+    with pytest.raises(BadInput, match=r"^api_key must be printable"):
+        async with open_remote("ws://127.0.0.1:1", None):
             pass

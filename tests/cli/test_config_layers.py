@@ -7,7 +7,7 @@ import pytest
 from kvblend.actors.settings import Settings
 from kvblend.api.server.limits import ApiLimits
 from kvblend.cli.config.given import Given
-from kvblend.cli.config.layers import check_file, resolve
+from kvblend.cli.config.layers import API_KEY, check_file, resolve
 from kvblend.cli.config.server_options import ServerOptions
 from kvblend.cli.failures import BadInput
 
@@ -142,3 +142,7 @@ def test_a_file_is_checked_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(check_file(write(tmp_path, "a.toml", "threads = 1")).given) == ["threads"]
     typical = "chunk_size: 256\nlocal_cpu: true\nmax_local_cpu_size: 5.0\nenable_blending: true\nuse_layerwise: true\n"
     assert check_file(write(tmp_path, "l.yaml", typical), lmcache=True).settings.host_bytes_budget == 5 << 30
+
+
+def test_the_key_of_a_client_is_no_setting() -> None:
+    assert resolve({}, environ={API_KEY: "kvb_x"}).given == {}

@@ -150,7 +150,7 @@ HARMS = [
     *map(
         set_value, ("tokens = 'many'", "tokens = 0", "file_bytes = -1", "hits = -1", "cost_s = -1.0", "cost_s = 9e999")
     ),
-    *map(set_value, ("digest = x'00'", "tenant = x'00'", "used_s = 'now'")),
+    *map(set_value, ("digest = x'00'", "tenant = x'00'", "used_s = 'now'", "file_bytes = 1099511627776")),
     garbage,
     cut,
     empty,

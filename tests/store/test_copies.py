@@ -197,6 +197,26 @@ async def test_a_chunk_is_copied_before_it_leaves_the_disk(
     assert await read_all(store, sample(0)) == sample(0).layers
 
 
+async def test_a_chunk_whose_copy_is_under_way_does_not_leave_the_disk_before_it(
+    open_store: OpenStore, sample: Make, remote: FakeRemote, io: FaultyIO, tmp_path: Path
+) -> None:
+    store = await open_store(tmp_path, io, remote=remote, disk_bytes_budget=1 << 20)
+    remote.gate("write")
+    await put(store, sample(0), sample(1))
+    await remote.arrived("write")
+    assert store.evict_nowait(sample(1).key.id)
+    io.gate("heads_read")
+    remote.open_gate("write")
+    # the copy's turn has come, and its header is on its way: nothing says yet that the chunk is in use
+    await io.arrived["heads_read"].acquire()
+    evicting = asyncio.create_task(store._remover.evict(sample(1).key.digest))
+    await asyncio.sleep(0)
+    io.open_gate("heads_read")
+    assert await evicting
+    assert not sample(1).path(tmp_path).exists()
+    assert await read_all(store, sample(1)) == sample(1).layers
+
+
 async def test_a_chunk_whose_copy_fails_leaves_the_disk_all_the_same(
     open_store: OpenStore, sample: Make, remote: FakeRemote, tmp_path: Path
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -157,6 +159,42 @@ async def test_a_chunk_deleted_while_the_remote_tier_is_asked_is_a_miss(
     assert await deleting
     assert await reading is None
     assert remote.chunks == {}
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_chunk_replaced_just_when_its_header_came_is_not_lost(
+    open_store: OpenStore, sample: Make, io: FaultyIO, tmp_path: Path, turns: int
+) -> None:
+    store, one = await open_store(tmp_path, io), sample()
+    await store.put(one.key, one.ids, one.layers)
+    store.evict_nowait(one.key.id)
+    io.gate("heads_read")
+    leasing = asyncio.create_task(store.lease(one.key, one.ids))
+    await io.arrived["heads_read"].acquire()
+    io.open_gate("heads_read")
+    # at one of these turns the header is there, and who waits for it does not know yet
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    assert await store.delete(one.key.id)
+    assert await store.put(one.key, one.ids, one.layers)
+    lease = await leasing
+    if lease is not None:
+        lease.release()
+    assert one.path(tmp_path).exists()
+
+
+@pytest.mark.parametrize("call", ["read_heads", "read_into"])
+async def test_a_chunk_is_not_given_up_where_the_process_has_no_file_left_to_open(
+    open_store: OpenStore, sample: Make, io: FaultyIO, tmp_path: Path, call: str
+) -> None:
+    store = await open_store(tmp_path, io)
+    await store.put(sample().key, sample().ids, sample().layers)
+    store.evict_nowait(sample().key.id)
+    io.fail(call, OSError(errno.EMFILE, "Too many open files"))
+    with contextlib.suppress(ChunkDamaged):
+        assert await read(store, sample()) is None
+    assert await read(store, sample()) == sample().layers
+    assert store.stats().damaged == 0
 
 
 async def test_the_token_ids_of_a_remote_chunk_are_found(

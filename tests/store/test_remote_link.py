@@ -217,6 +217,12 @@ async def test_a_password_that_the_server_quotes_is_in_no_error_and_no_log(
     assert "hunter2" not in caplog.text + "".join(errors)
 
 
+async def test_no_part_of_a_password_is_left_where_a_long_answer_is_cut(open_link: OpenLink) -> None:
+    async with GarbageServer(b"-ERR " + b"x" * 496 + b"hunter2\r\n") as server:
+        link = open_link(server.url.replace("redis://", "redis://:hunter2@"), SHORT_S)
+        assert set(str(await fails(link.read("GET", "a")))) <= set("x*")
+
+
 async def test_a_wrong_password_is_unavailable(own_server: RedisServer, open_link: OpenLink) -> None:
     own_server.call("CONFIG", "SET", "requirepass", "right")
     await fails(open_link(own_server.url.replace("unix://", "unix://:wrong@")).read("GET", "a"))

@@ -26,6 +26,7 @@ _OPERATIONS: tuple[tuple[str, str, str, str, bool], ...] = (
     ("get", "/health", "Whether the process lives.", "", False),
     ("get", "/ready", "Whether it can answer, and why not.", "", False),
 )
+_KEY = {"type": "http", "scheme": "bearer", "description": "Where the server was given keys; never for /health."}
 _PAGE = (
     {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}},
     {"name": "after", "in": "query", "schema": {"type": "string", "pattern": "^[0-9a-f]{64}$"}},
@@ -45,7 +46,8 @@ def describe(model: str, limits: ApiLimits) -> dict[str, Any]:
             "description": "OpenAI's HTTP interface over stored KV of documents, wherever they stand in the prompt.",
         },
         "paths": paths,
-        "components": {"schemas": build_schemas(model, limits)},
+        "components": {"schemas": build_schemas(model, limits), "securitySchemes": {"key": _KEY}},
+        "security": [{"key": []}, {}],
     }
 
 

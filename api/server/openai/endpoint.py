@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,22 +22,25 @@ from kvblend.api.server.openai.exchange import ClientGone, error_response
 from kvblend.api.server.openai.kept import KeptResponses
 from kvblend.api.server.openai.runs import Run
 from kvblend.api.server.port import SystemPort
+from kvblend.api.server.tenants import Caller
 
 _log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 REQUEST_ID = b"x-request-id"
 Handle = Callable[["Api", Request], Awaitable[ASGIApp]]
+FindApi = Callable[[Scope], "Api"]
 
 
 @dataclass(slots=True)
 class Api:
-    """What the routes work with. `runs` are responses under way by id, `tasks` those in the background."""
+    """What the routes work with, for one caller. `runs` are responses under way by id, `tasks` those in background."""
 
     system: SystemPort
     limits: ApiLimits
     gate: Gate
     kept: KeptResponses
-    started_at: int = field(default_factory=lambda: int(time.time()))
+    caller: Caller
+    started_at: int
     runs: dict[str, Run] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -51,25 +53,25 @@ class Visit:
 
 
 class Endpoint:
-    """A route over `handle(api, request)`, which returns the answer or raises RequestError.
+    """A route over `handle(api, request)`, which returns the answer or raises RequestError. `find` gives the api.
 
     `counted` routes occupy the engine: they are refused while the server drains or has too many connections.
     """
 
-    def __init__(self, api: Api, handle: Handle, *, counted: bool = False) -> None:
-        self._api = api
+    def __init__(self, find: FindApi, handle: Handle, *, counted: bool = False) -> None:
+        self._find = find
         self._handle = handle
         self._counted = counted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one exchange; whatever goes wrong before the answer began becomes an error answer."""
-        visit = Visit()
+        api, visit = self._find(scope), Visit()
         try:
             try:
                 if self._counted:
-                    self._api.gate.check()
-                    self._api.gate.enter(visit)
-                answer = await self._handle(self._api, Request(scope, receive))
+                    api.gate.check()
+                    api.gate.enter(visit)
+                answer = await self._handle(api, Request(scope, receive))
             except RequestError as error:
                 answer = error_response(error)
             except ClientGone:
@@ -82,7 +84,7 @@ class Endpoint:
             except ClientGone:
                 return
         finally:
-            self._api.gate.leave(visit)
+            api.gate.leave(visit)
 
 
 class Envelope:

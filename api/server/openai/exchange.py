@@ -62,6 +62,8 @@ async def _read_body(request: Request, limits: ApiLimits) -> bytes:
 def error_response(error: RequestError) -> JSONResponse:
     """The answer of a refused request, in OpenAI's shape."""
     headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, ceil(error.retry_after_s)))}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(error_body(error), error.status, headers)
 
 

@@ -7,9 +7,10 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from kvblend.api.server.limits import ApiLimits
 from kvblend.api.server.openai import chunks, completions, responses
 from kvblend.api.server.openai.document import describe
-from kvblend.api.server.openai.endpoint import Api, Endpoint, Handle
+from kvblend.api.server.openai.endpoint import Api, Endpoint, FindApi, Handle
 from kvblend.api.server.openai.metrics import CONTENT_TYPE, Metrics
 from kvblend.api.server.openai.pages import render
 
@@ -30,9 +31,9 @@ TABLE: tuple[tuple[str, str, Handle, bool], ...] = (
 )
 
 
-def http_routes(api: Api, metrics: Metrics) -> list[BaseRoute]:
-    """The routes over one server's state."""
-    document = describe(api.system.model, api.limits)
+def http_routes(model: str, limits: ApiLimits, find: FindApi, metrics: Metrics) -> list[BaseRoute]:
+    """The routes of a server of this model; `find` has the state of the caller whose request it is."""
+    document = describe(model, limits)
     page = render(document)
 
     async def metrics_text(_api: Api, _request: Request) -> ASGIApp:
@@ -51,5 +52,6 @@ def http_routes(api: Api, metrics: Metrics) -> list[BaseRoute]:
         ("GET", "/docs", docs, False),
     )
     return [
-        Route(path, Endpoint(api, handle, counted=counted), methods=[method]) for method, path, handle, counted in table
+        Route(path, Endpoint(find, handle, counted=counted), methods=[method])
+        for method, path, handle, counted in table
     ]

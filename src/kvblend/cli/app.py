@@ -13,6 +13,7 @@ from kvblend.cli.commands.demo import demo
 from kvblend.cli.commands.doctor import doctor
 from kvblend.cli.commands.evaluate import evaluate
 from kvblend.cli.commands.ingest import ingest
+from kvblend.cli.commands.keys import keys
 from kvblend.cli.commands.pull import pull
 from kvblend.cli.commands.serve import serve
 from kvblend.cli.commands.store import store
@@ -45,3 +46,4 @@ app.command()(doctor)
 app.command()(demo)
 app.add_typer(config, name="config")
 app.add_typer(store, name="store")
+app.add_typer(keys, name="keys")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from kvblend.api.client.client import split_batches
 from kvblend.api.client.wire import DocumentLike, create_frame, document_fields
 from kvblend.api.server.limits import ApiLimits
 from kvblend.api.server.requests import Create, parse_frame
+from kvblend.cli.config.layers import API_KEY
 from kvblend.cli.failures import BadInput, CommandError
 from kvblend.cli.naming import QUESTION_FLAGS, document_names, naming
 from kvblend.cli.waiting import told_while_judged
@@ -171,9 +173,9 @@ async def open_local(settings: Settings, name: str, path: Path) -> AsyncIterator
 
 @contextlib.asynccontextmanager
 async def open_remote(url: str, model: str | None) -> AsyncIterator[Backend]:
-    """A connection to a server; BadInput if `url` is no address."""
+    """A connection to a server, with the key in `KVBLEND_API_KEY` if there is one; BadInput if `url` is no address."""
     try:
-        client = AsyncClient(url, model=model)
+        client = AsyncClient(url, model=model, api_key=os.environ.get(API_KEY) or None)
     except ValueError as error:
         raise BadInput(str(error)) from error
     async with client:

@@ -19,7 +19,11 @@ from kvblend.cli.folders import default_store_folder
 OWNERS = (Settings, ServerOptions, ApiLimits)
 _WHOLE_MAX = (1 << 63) - 1
 # those of Settings it checks itself; all other numbers are limits of the wire
-_RANGES: dict[str, tuple[float, float]] = {"port": (0, 65535)}
+_RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "requests_per_minute_max": (0, 1e9),
+    "requests_running_max": (0, 1e9),
+}
 _RANGE_OF_LIMITS: dict[Any, tuple[float, float]] = {int: (1, _WHOLE_MAX), float: (0, 1e9)}
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _SECRETS = ("salt",)

@@ -20,6 +20,8 @@ from kvblend.cli.failures import BadInput
 from kvblend.cli.inputs import read_text
 
 PREFIX, LMCACHE_PREFIX = "KVBLEND_", "LMCACHE_"
+API_KEY = f"{PREFIX}API_KEY"
+"""The key that a command with `--url` shows to the server: no setting of a server."""
 CONFIG, LMCACHE_CONFIG = f"{PREFIX}CONFIG", f"{LMCACHE_PREFIX}CONFIG_FILE"
 # of LMCache's own process: nothing in them is about what is stored or computed
 _LMCACHE_PROCESS = ("USE_EXPERIMENTAL", "TRACK_USAGE", "LOG_LEVEL")
@@ -125,7 +127,7 @@ def _environment(reading: _Reading, environ: Mapping[str, str]) -> tuple[Layer, 
     names = {f"{PREFIX}{name.upper()}": name for name in known_fields()}
     for variable in sorted(environ):
         given = Given(environ[variable], "environment", variable)
-        if variable.startswith(PREFIX) and variable != CONFIG:
+        if variable.startswith(PREFIX) and variable not in (CONFIG, API_KEY):
             if variable in names:
                 reading.add(ours, names[variable], given)
             else:
