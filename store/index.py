@@ -59,7 +59,7 @@ class ChunkIndex:
         self._rows = rows
         self.file_bytes = 0
         self._tenants: dict[str, TenantUse] = {}
-        tags = {row.tenant for row in rows.values()}
+        tags = dict.fromkeys(row.tenant for row in rows.values())
         by_tenant = {tag: [row.file_bytes for row in rows.values() if row.tenant == tag] for tag in tags}
         if len(tags) > 4:
             by_tenant = {tag: [] for tag in tags}

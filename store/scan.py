@@ -107,7 +107,7 @@ class FolderScan:
         here = set(names)
         expected = self._expected.pop(folder.name, set())
         self._vanished += expected - here
-        self._unknown += [folder / name for name in here - expected if _is_chunk_name(name)]
+        self._unknown += [folder / name for name in sorted(here - expected) if _is_chunk_name(name)]
 
     def _forget_vanished(self) -> None:
         for names in (self._vanished, *self._expected.values()):
