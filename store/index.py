@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -59,12 +60,9 @@ class ChunkIndex:
         self._rows = rows
         self.file_bytes = 0
         self._tenants: dict[str, TenantUse] = {}
-        tags = dict.fromkeys(row.tenant for row in rows.values())
-        by_tenant = {tag: [row.file_bytes for row in rows.values() if row.tenant == tag] for tag in tags}
-        if len(tags) > 4:
-            by_tenant = {tag: [] for tag in tags}
-            for row in rows.values():
-                by_tenant[row.tenant].append(row.file_bytes)
+        by_tenant: defaultdict[str, list[int]] = defaultdict(list)
+        for row in rows.values():
+            by_tenant[row.tenant].append(row.file_bytes)
         for tenant, sizes in by_tenant.items():
             self._tenants[tenant] = TenantUse(len(sizes), sum(sizes))
             self.file_bytes += sum(sizes)
