@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import importlib.metadata
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
+from kvblend.actors.judging import finding_key, judged_conditioning, next_piece
 from kvblend.actors.messages import Generate
 from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.selection import kl_bound, merge_selection
@@ -21,13 +20,11 @@ from kvblend.engine.conditioning import passages_of, warm_ids
 from kvblend.engine.evaluation.bound_fit import fit_level
 from kvblend.engine.evaluation.calibration import Calibration, Sample, calibration_questions
 from kvblend.engine.kl_models import SHAPE, shipped_model
-from kvblend.engine.recommended import Conditioning
 from kvblend.engine.selectors.spec import SelectorSpec
 from kvblend.store.notes import read_note, write_note
 
 log = logging.getLogger("kvblend.bounds")
 _NOTE, _KEPT_MAX = "bounds", 64
-_CONDITIONINGS: dict[str, Conditioning] = {"bare": "bare", "system": "system"}
 _WHAT = "the calibration of max_kl"
 
 
@@ -113,7 +110,7 @@ class KLBounds:
         found: list[Sample] = []
         try:
             pieces = await self._device.submit(begin_samples, self._settings, self._engine, kind)
-            while (piece := await self._device.submit(next_sample, pieces)) != "end":
+            while (piece := await self._device.submit(next_piece, pieces)) != "end":
                 if isinstance(piece, Sample):
                     found.append(piece)
             return fit_level(SHAPE, found)
@@ -149,8 +146,7 @@ def kind_of(spec: SelectorSpec) -> SelectorSpec:
 
 def begin_samples(settings: Settings, engine: Engine, kind: SelectorSpec) -> Iterator[Sample | None]:
     """The samples of an engine for one way of choosing rows; for the device thread. Raises ValueError."""
-    # chunks with given neighbours do better than the warm text, which stands for them here
-    conditioning = _CONDITIONINGS.get(settings.conditioning, "warm")
+    conditioning = judged_conditioning(settings)
     warms = conditioning == "warm"
     context = engine.config.context_length
     warm = warm_ids(engine.tokenizer, context, passages_of(settings.warm_text)) if warms else ()
@@ -166,32 +162,9 @@ def begin_samples(settings: Settings, engine: Engine, kind: SelectorSpec) -> Ite
     ).samples()
 
 
-def next_sample(pieces: Iterator[Sample | None]) -> Sample | Literal["more", "end"]:
-    """One piece of work; for the device thread, whose futures cannot carry a StopIteration."""
-    try:
-        return next(pieces) or "more"
-    except StopIteration:
-        return "end"
-
-
 def model_key(settings: Settings, engine: Engine, kind: SelectorSpec) -> str:
     """Names what a calibration is valid for: model, arithmetic, stored form, conditioning, selection and version."""
-    try:
-        version = importlib.metadata.version("kvblend")
-    except importlib.metadata.PackageNotFoundError:
-        version = ""
-    what = (
-        version,
-        engine.fingerprint,
-        engine.dtype,
-        engine.stored,
-        settings.device,
-        engine.attention,
-        settings.conditioning,
-        settings.warm_text,
-        kind,
-    )
-    return hashlib.sha256(repr(what).encode()).hexdigest()
+    return finding_key(settings, engine, kind)
 
 
 def _add_model(settings: Settings, key: str, model: KLModel) -> None:

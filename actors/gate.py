@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import importlib.metadata
 import logging
 import math
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from kvblend.actors.bounds import KLBounds
+from kvblend.actors.judging import finding_key, judged_conditioning, next_piece
 from kvblend.actors.messages import BlendOptions, Generate
 from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.selection import budget_ratio
@@ -21,13 +20,11 @@ from kvblend.engine.assembly import Engine
 from kvblend.engine.conditioning import passages_of, warm_ids
 from kvblend.engine.evaluation.gate import GateSetting, GateUnfit, ModelGate, gate_prompts
 from kvblend.engine.evaluation.gate_report import GateCheck, GateReport
-from kvblend.engine.recommended import Conditioning
 from kvblend.store.notes import read_note, write_note
 
 log = logging.getLogger("kvblend.gate")
 GateState = Literal["off", "running", "passed", "failed"]
 _NOTE, _REPORTS_MAX = "gate", 64
-_CONDITIONINGS: dict[str, Conditioning] = {"bare": "bare", "system": "system"}
 
 
 class ServingGate:
@@ -154,43 +151,19 @@ def begin_checks(settings: Settings, engine: Engine) -> Iterator[GateCheck | Non
     """The gate of an engine at its server's setting; for the device thread. Raises GateUnfit."""
     config = engine.config
     prompts = gate_prompts(engine.tokenizer, engine.template, config.context_length)
-    # chunks with given neighbours do better than the warm text, which stands for them here
-    conditioning = _CONDITIONINGS.get(settings.conditioning, "warm")
     setting = GateSetting(
-        settings.selection, budget_ratio(settings, BlendOptions()), conditioning, settings.gate_kl_max
+        settings.selection,
+        budget_ratio(settings, BlendOptions()),
+        judged_conditioning(settings),
+        settings.gate_kl_max,
     )
     warm = warm_ids(engine.tokenizer, engine.config.context_length, passages_of(settings.warm_text))
     return ModelGate(engine.runner.step, prompts, warm, setting, precision=engine.runner.precision).checks()
 
 
-def next_piece(checks: Iterator[GateCheck | None]) -> GateCheck | Literal["more", "end"]:
-    """One piece of work; for the device thread, whose futures cannot carry a StopIteration."""
-    try:
-        return next(checks) or "more"
-    except StopIteration:
-        return "end"
-
-
 def report_key(settings: Settings, engine: Engine) -> str:
     """Names what a report is valid for: model, arithmetic, setting and program version. Blocks shortly."""
-    try:
-        version = importlib.metadata.version("kvblend")
-    except importlib.metadata.PackageNotFoundError:
-        version = ""
-    what = (
-        version,
-        engine.fingerprint,
-        engine.dtype,
-        engine.stored,
-        settings.device,
-        engine.attention,
-        settings.conditioning,
-        settings.warm_text,
-        settings.recompute_ratio,
-        settings.selection,
-        settings.gate_kl_max,
-    )
-    return hashlib.sha256(repr(what).encode()).hexdigest()
+    return finding_key(settings, engine, settings.recompute_ratio, settings.selection, settings.gate_kl_max)
 
 
 def refusal(name: str, reason: str) -> GateReport:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvblend.actors.gate import next_piece
+from kvblend.actors.judging import next_piece
 from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.settings import Settings
 from kvblend.engine.assembly import Engine

@@ -12,7 +12,7 @@ from model_files import save_llama
 from small_system import TEXTS, answer, request, running
 
 from kvblend.actors.errors import RequestError
-from kvblend.actors.gate import ServingGate, next_piece
+from kvblend.actors.gate import ServingGate
 from kvblend.actors.system import System
 from kvblend.engine.evaluation.gate_report import GateCheck, GateReport
 from kvblend.store.notes import read_note
@@ -196,11 +196,6 @@ async def test_a_gate_that_breaks_counts_as_failed(
         assert "could not be run: RuntimeError: no memory" in details(system)["reasons"][0]
     assert "the gate could not be run" in caplog.text
     assert await note_of(tmp_path / "store") == {}
-
-
-def test_pieces_end_without_an_exception() -> None:
-    checks = iter([None, GOOD.checks[0]])
-    assert [next_piece(checks) for _ in range(3)] == ["more", GOOD.checks[0], "end"]
 
 
 async def test_wrong_stored_keys_are_dropped_and_the_answer_is_that_of_a_full_prefill(
