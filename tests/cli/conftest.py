@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import sys
@@ -12,6 +13,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from kvblend.engine import assembly
 
 
 def load_beside(file: Path, name: str) -> None:
@@ -79,3 +82,22 @@ def model_folder(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Three questions over three documents."""
+    texts = ("the river and the mill", "the wheel turned all night", "the water rose")
+    contexts = [{"title": f"T{i}", "text": text} for i, text in enumerate(texts)]
+    questions = [{"ctxs": contexts[i:] + contexts[:i], "question": f"what {i}?", "answers": ["mill"]} for i in range(3)]
+    file = tmp_path / "data.json"
+    file.write_text(json.dumps(questions))
+    return file
+
+
+@pytest.fixture
+def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(assembly, "load_model", fail)

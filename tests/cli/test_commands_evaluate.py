@@ -1,32 +1,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from kvblend.cli.app import app
-from kvblend.engine import assembly
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    texts = ("the river and the mill", "the wheel turned all night", "the water rose")
-    contexts = [{"title": f"T{i}", "text": text} for i, text in enumerate(texts)]
-    questions = [{"ctxs": contexts[i:] + contexts[:i], "question": f"what {i}?", "answers": ["mill"]} for i in range(3)]
-    file = tmp_path / "data.json"
-    file.write_text(json.dumps(questions))
-    return file
-
-
-@pytest.fixture
-def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(assembly, "load_model", fail)
 
 
 def invoke(*arguments: object) -> Result:

@@ -10,7 +10,6 @@ from typer.testing import CliRunner, Result
 
 from kvblend.cli.app import app
 from kvblend.cli.evaluate import PROBES_LIMIT, read_questions
-from kvblend.engine import assembly
 from kvblend.engine.evaluation.examiner import Examiner
 from kvblend.engine.evaluation.questions import Question
 
@@ -24,24 +23,6 @@ ROW = {
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama whose context has room for the unrelated text."""
     return save_llama(tmp_path_factory.mktemp("tiny"), max_position_embeddings=2048)
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    texts = ("the river and the mill", "the wheel turned all night", "the water rose")
-    contexts = [{"title": f"T{i}", "text": text} for i, text in enumerate(texts)]
-    questions = [{"ctxs": contexts[i:] + contexts[:i], "question": f"what {i}?", "answers": ["mill"]} for i in range(3)]
-    file = tmp_path / "data.json"
-    file.write_text(json.dumps(questions))
-    return file
-
-
-@pytest.fixture
-def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(assembly, "load_model", fail)
 
 
 def invoke(*arguments: object) -> Result:
