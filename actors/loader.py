@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from collections import defaultdict
+from contextlib import aclosing
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.loading import DeliverLayer, LoadCommand, LoadingState, Rank, ReadRun
@@ -18,16 +19,18 @@ from kvblend.actors.tables import Captured, SideTables
 from kvblend.store.errors import ChunkDamaged, StoreError
 from kvblend.store.lease import ChunkLease
 from kvblend.store.store import ChunkStore
+from kvblend.store.tiers import Tier
 
 log = logging.getLogger("kvblend.loader")
 LOOKAHEAD_LAYERS = 2
+TIERS: dict[str, Tier] = {"host": "host", "disk": "disk", "remote": "remote"}
 
 
 class Loader(Actor[LoaderMessage]):
     """Shell around `LoadingState`; the store is its only effect, and the blender hears of every layer.
 
     `window` bounds the reads in flight of all requests together. Leases of requests that are looked ahead hold at most
-    `ahead_bytes_max` bytes.
+    `ahead_bytes_max` bytes. At the start it reads from each lower tier for `probe_s` seconds, to learn its speed.
     """
 
     def __init__(
@@ -38,12 +41,14 @@ class Loader(Actor[LoaderMessage]):
         blender: ActorRef[BlenderMessage],
         window: int,
         ahead_bytes_max: int = 1 << 30,
+        probe_s: float = 0.0,
     ) -> None:
         self._store = store
         self._tables = tables
         self._scheduler = scheduler
         self._blender = blender
         self._ahead_bytes_max = ahead_bytes_max
+        self._probe_s = probe_s
         self._state = LoadingState(store.shape.num_layers, window)
         # of admitted requests; of those that are looked ahead; and all that the core knows, by the load's name
         self._loads: dict[str, Load] = {}
@@ -55,6 +60,8 @@ class Loader(Actor[LoaderMessage]):
     async def start(self) -> None:
         """Forget captures whose command was lost with a loader before this one."""
         self._tables.captured.clear()
+        if self._probe_s:
+            self.spawn(self._probe(), "probe")
 
     async def handle(self, message: LoaderMessage) -> None:
         """Perform one command of the scheduler."""
@@ -93,6 +100,15 @@ class Loader(Actor[LoaderMessage]):
     def speeds(self) -> dict[str, TierSpeed]:
         """What is known of each tier."""
         return {tier: meter.speed for tier, meter in self._meters.items() if meter.speed is not None}
+
+    async def _probe(self) -> None:
+        """Learn each tier's speed from chunks that are there, so that the first requests are decided on as well."""
+        async with aclosing(self._store.probe(self._probe_s)) as readings:
+            async for reading in readings:
+                meter = self._meters[reading.tier]
+                meter.note_latency(reading.latency_s)
+                meter.begin(reading.began_s)
+                meter.end(reading.num_bytes, reading.ended_s)
 
     def _new_load(self, job: ev.Job, deadline_s: float) -> Load:
         number = next(self._numbers)
@@ -248,9 +264,14 @@ class Loader(Actor[LoaderMessage]):
             error = f"not stored: {payloads}"
         else:
             try:
-                if command.replace:
-                    await self._store.delete(command.key.id)
-                created = await self._store.put(command.key, command.token_ids, payloads, cost_s=command.cost_s)
+                created = await self._store.put(
+                    command.key,
+                    command.token_ids,
+                    payloads,
+                    cost_s=command.cost_s,
+                    replace=command.replace,
+                    tier=TIERS.get(command.tier),
+                )
             except StoreError as problem:
                 error = f"not stored: {problem}"
                 log.warning("chunk %s of request %s was %s", command.key.id[:16], command.request_id, error)

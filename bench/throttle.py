@@ -99,6 +99,9 @@ class ThrottledIO:
     async def list_folder(self, path: Path) -> list[str]:
         return await self._inner.list_folder(path)
 
+    async def list_folders(self, paths: Sequence[Path]) -> list[list[str] | OSError]:
+        return await self._inner.list_folders(paths)
+
     async def read_heads(self, paths: Sequence[Path]) -> list[FileHead | OSError]:
         heads = await self._inner.read_heads(paths)
         await self._wait(sum(len(head.first) for head in heads if isinstance(head, FileHead)))

@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 
 from kvblend.store.disk import CHUNK_SUFFIX, CHUNKS_NAME, TEMP_SUFFIX
 from kvblend.store.errors import ChunkError, StoreError
-from kvblend.store.files import open_regular, sync_folder
+from kvblend.store.files import FILE_MODE, open_regular, sync_folder
 from kvblend.store.format import ALIGNMENT_BYTES, header_region_bytes, parse_header
 from kvblend.store.maintenance import check_ids, chunk_path, claimed, forget_catalog, own_folder
 from kvblend.store.survey import BadOrder, ChunkInfo, Progress, Selection, read_header, survey, verify_file
@@ -87,7 +87,7 @@ def export_chunks(root: Path, target: Path, selection: Selection, progress: Prog
         chosen = list(filter(selection.holds, found.chunks))
         temp = target.with_name(target.name + TEMP_SUFFIX)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temp, flags, 0o644), "wb") as file:
+        with open(os.open(temp, flags, FILE_MODE), "wb") as file:
             try:
                 _write_members(root, file, chosen, report, progress)
                 file.flush()
@@ -219,7 +219,7 @@ def _check_head(file: io.FileIO, member: _Member) -> None:
 def _copy(file: io.FileIO, member: _Member, temp: Path) -> None:
     temp.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(temp, flags, 0o644), "wb") as target:
+    with open(os.open(temp, flags, FILE_MODE), "wb") as target:
         at, end = member.start, member.start + member.size
         while at < end and (block := os.pread(file.fileno(), min(end - at, _COPY_BYTES), at)):
             target.write(block)

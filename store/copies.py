@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 
-from kvblend.store.errors import StoreWriteFailed
+from kvblend.store.errors import ChunkDamaged, StoreWriteFailed
 from kvblend.store.opening import Opener
 from kvblend.store.pool import PoolEntry
 from kvblend.store.reads import LayerReader
 from kvblend.store.shelf import Shelf
+from kvblend.store.tiers import LowerTier
 from kvblend.store.writing import Writer
+
+SPILL_GRACE_S = 60.0
+"""While the remote tier fails, chunks without a copy there stay on disk for so long; then they may be lost."""
+
+OUTAGE_GAP_S_MAX = 3600.0
+"""Failures that lie further apart are not taken for one outage."""
 
 log = logging.getLogger("kvblend.store")
 
@@ -18,6 +27,23 @@ UPLOADS_MAX = 1024
 """How many chunks may wait for their copy in the remote tier; what comes beyond is on disk only."""
 FETCHED_MAX = 4
 """How many fetched chunks may be held in memory for their copy on disk; what comes beyond is not copied."""
+
+
+class _Outage:
+    """How long the remote tier has failed without a success in between."""
+
+    def __init__(self) -> None:
+        self._since_s = self._last_s = -math.inf
+        self.was_said = False
+
+    def note_failure(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._last_s > OUTAGE_GAP_S_MAX:
+            self._since_s = now_s
+        self._last_s = now_s
+
+    def is_long(self) -> bool:
+        return self._last_s - self._since_s >= SPILL_GRACE_S
 
 
 class TierCopies:
@@ -28,10 +54,12 @@ class TierCopies:
         self._opener = opener
         self._reader = reader
         self._writer = writer
-        self._waiting: dict[bytes, None] = {}
+        # by whether the chunk is to leave the disk first, once it has been copied
+        self._waiting: dict[bytes, bool] = {}
         self._uploading: asyncio.Task[None] | None = None
         self._current: bytes | None = None
         self._fetched = 0
+        self._outage = _Outage()
         self.closed = False
 
     @property
@@ -39,14 +67,17 @@ class TierCopies:
         """How many chunks wait for their copy in the remote tier."""
         return len(self._waiting)
 
-    def upload(self, digest: bytes) -> None:
-        """Copy a chunk on disk to the remote tier soon, unless too many wait already."""
+    def upload(self, digest: bytes, *, goes_first: bool = False) -> None:
+        """Copy a new chunk on disk to the remote tier soon, unless too many wait already.
+
+        With `goes_first` it is the first to leave the disk from then on, until it is used.
+        """
         if self._shelf.remote is None or self._shelf.disk is None or self.closed:
             return
         if len(self._waiting) >= UPLOADS_MAX:
             self._shelf.counts.remote_skipped += 1
             return
-        self._waiting[digest] = None
+        self._waiting[digest] = goes_first
         if self._uploading is None:
             self._uploading = self._shelf.tasks.start(self._upload_all(), "store-upload")
 
@@ -58,17 +89,36 @@ class TierCopies:
         self._shelf.pool.pin(entry)
         self._shelf.tasks.start(self._keep(entry), f"store-keep-{entry.key.id[:12]}")
 
-    async def upload_now(self, digest: bytes) -> None:
-        """Copy a chunk that waits for it at once, as it is about to leave the disk; others are left alone.
+    async def spill(self, digest: bytes) -> bool:
+        """Have the remote tier have a chunk that is about to leave the disk; False where it does not, and the chunk
+        must stay.
 
-        Returns when a copy that is under way already has ended, too.
+        After `SPILL_GRACE_S` of failures it is True all the same, with a warning for the first chunk that is lost so.
         """
-        if digest in self._waiting:
-            del self._waiting[digest]
-            await self._upload(digest)
-        elif digest == self._current:
-            async with self._shelf.lock(digest):
+        shelf = self._shelf
+        if shelf.remote is None:
+            return True
+        if digest == self._current:
+            async with shelf.lock(digest):
                 pass
+        self._waiting.pop(digest, None)
+        row = shelf.index.get(digest)
+        if row is None or row.remote == "there":
+            return True
+        if row.remote == "unknown" and await self._is_there(shelf.remote, digest):
+            row.remote = "there"
+            return True
+        if await self._upload(digest) or shelf.index.get(digest) is not row:
+            return True
+        if not self._outage.is_long():
+            return False
+        if not self._outage.was_said:
+            self._outage.was_said = True
+            log.warning(
+                "chunks leave the disk without a copy: the remote tier has failed for %g s or more", SPILL_GRACE_S
+            )
+        shelf.counts.remote_lost += 1
+        return True
 
     async def close(self, uploads_s: float) -> None:
         """Begin nothing new, and go on with the uploads that wait for `uploads_s` seconds at most."""
@@ -89,30 +139,46 @@ class TierCopies:
         try:
             while self._waiting:
                 digest = next(iter(self._waiting))
-                del self._waiting[digest]
+                goes_first = self._waiting.pop(digest)
                 self._current = digest
-                await self._upload(digest)
+                if await self._upload(digest) and goes_first:
+                    self._shelf.space.demote(digest)
         finally:
             self._uploading = self._current = None
 
-    async def _upload(self, digest: bytes) -> None:
+    async def _is_there(self, remote: LowerTier, digest: bytes) -> bool:
+        try:
+            return await remote.fetch_header(digest) is not None
+        except Exception as error:  # whatever a remote tier does: the copy is made, or fails, next
+            log.debug("chunk %s could not be looked up in the remote tier: %s", digest.hex(), error)
+            return False
+
+    async def _upload(self, digest: bytes) -> bool:
+        """Whether the remote tier took the chunk."""
         shelf = self._shelf
         async with shelf.lock(digest):
-            if shelf.remote is None or digest not in shelf.index:
-                return  # deleted or evicted before its turn came
+            row = shelf.index.get(digest)
+            if shelf.remote is None or row is None:
+                return False  # deleted or evicted before its turn came
             entry = await self._opener.pin(digest)
             if entry is None:
-                return
+                return False
             try:
                 await self._reader.ensure(entry, range(len(entry.layers)))
                 layers = [layer for layer in entry.layers if layer is not None]
                 await shelf.remote.write(entry.key, entry.packed_ids, layers)
-                shelf.counts.remote_writes += 1
             except Exception as error:  # the chunk is on disk: nothing is lost, and the tier says itself when it fails
                 shelf.counts.remote_failed += 1
                 log.debug("chunk %s was not copied to the remote tier: %s", digest.hex(), error)
+                if not isinstance(error, ChunkDamaged):
+                    self._outage.note_failure()
+                return False
             finally:
                 shelf.pool.unpin(entry)
+            row.remote = "there"
+            shelf.counts.remote_writes += 1
+            self._outage = _Outage()
+            return True
 
     async def _keep(self, entry: PoolEntry) -> None:
         shelf, digest = self._shelf, entry.key.digest
@@ -123,6 +189,9 @@ class TierCopies:
                     return
                 layers = [layer for layer in entry.layers if layer is not None]
                 await self._writer.write_disk(entry.key, entry.packed_ids, layers, entry.cost_s, wait_s=0.0)
+                row = shelf.index.get(digest)
+                if row is not None:
+                    row.remote = "there"
         except StoreWriteFailed as error:
             log.info("chunk %s stays in the remote tier only: %s", digest.hex(), error)
         finally:

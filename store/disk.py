@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import mmap
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from kvblend.store.aside import BYTES_MAX, NOTHING, Aside, aside_bytes_max, trim_aside
 from kvblend.store.catalog import CATALOG_NAME, Catalog, Layout
 from kvblend.store.errors import ChunkDamaged, ForeignFile, StoreUnusable, StoreWriteFailed
 from kvblend.store.files import AiofilesIO, DiskIO, FileHead
@@ -49,20 +49,28 @@ class ReadyFile(NamedTuple):
     layers: Sequence[memoryview]
 
 
-def allocate(num_bytes: int) -> memoryview:
-    """Writable zeroed memory on page borders; pages cost nothing until they are filled."""
-    return memoryview(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-
 class DiskTier:
     """The files of one store folder, for one model's fingerprint and KV shape."""
 
-    def __init__(self, root: Path, layout: Layout, io: DiskIO, lock: int, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        root: Path,
+        layout: Layout,
+        io: DiskIO,
+        lock: int,
+        catalog: Catalog,
+        aside: Aside = NOTHING,
+        aside_bytes_max: int = BYTES_MAX,
+    ) -> None:
+        """Use `open`."""
         self._root = root
         self._layout = layout
         self._io = io
         self._lock = lock
         self.catalog = catalog
+        self.aside = aside
+        """The damaged files that are kept."""
+        self._aside_bytes_max = aside_bytes_max
         self._synced_folders: set[Path] = set()
 
     @classmethod
@@ -91,7 +99,9 @@ class DiskTier:
             found = await FolderScan(root / CHUNKS_NAME, layout, io, _read_header, catalog, known).run()
             if found.foreign:
                 log.warning("store %s: %d files of another model, shape or version left alone", root, found.foreign)
-            return cls(root, layout, io, lock, catalog), found
+            room = aside_bytes_max(None if limits is None else limits.disk_bytes_budget)
+            aside = await io.compute(trim_aside, root / DAMAGED_NAME, room)
+            return cls(root, layout, io, lock, catalog, aside, room), found
         except BaseException as error:
             if catalog is not None:
                 await catalog.close()
@@ -115,17 +125,17 @@ class DiskTier:
         name = digest.hex()
         return self._root / CHUNKS_NAME / name[:2] / (name + CHUNK_SUFFIX)
 
-    async def write(self, key: ChunkKey, packed_ids: bytes, layers: Sequence[memoryview]) -> IndexRow:
-        """`prepare` and `write_ready` in one."""
-        return await self.write_ready(await self.prepare(key, packed_ids, layers))
-
     async def prepare(self, key: ChunkKey, packed_ids: bytes, layers: Sequence[memoryview]) -> ReadyFile:
         """A chunk's file before it is written. `layers` are payloads of one of `KVShape.layer_lengths`."""
         checksums = await self._io.compute(_checksum_all, layers)
         return ReadyFile(*build_header(key, packed_ids, self._layout.shape, checksums, len(layers[0])), layers)
 
-    async def write_ready(self, ready: ReadyFile) -> IndexRow:
-        """Write a chunk's file and make it durable. Raises StoreWriteFailed, with no file of this chunk left behind."""
+    async def write_ready(self, ready: ReadyFile, make_way: Callable[[], Awaitable[None]] | None = None) -> IndexRow:
+        """Write a chunk's file and make it durable. Raises StoreWriteFailed, with no file of this chunk left behind.
+
+        With `make_way` it takes an older one's place in one step: that is awaited when the new one is whole. Where the
+        write fails, the older one stays, or the new one if only its name could not be made durable.
+        """
         header, key = ready.header, ready.header.key
         target = self.path_of(key.digest)
         temp = target.with_suffix(TEMP_SUFFIX)
@@ -136,8 +146,10 @@ class DiskTier:
             size = await self._io.write_file(temp, _file_parts(ready.region, ready.layers))
             if size != header.file_bytes:
                 raise OSError(f"{size} of {header.file_bytes} bytes were written")
+            if make_way is not None:
+                await make_way()
             await self._io.rename(temp, target)
-            leftover = target
+            leftover = target if make_way is None else None
             await self._io.sync_folder(target.parent)
         except BaseException as error:
             self._synced_folders.discard(target.parent)
@@ -178,12 +190,16 @@ class DiskTier:
         await self._io.compute(_verify, spans, data, first)
 
     async def set_aside(self, digest: bytes) -> None:
-        """Move a damaged file to `damaged/`, or remove it where that fails. Raises OSError when both do."""
+        """Move a damaged file to `damaged/`, from where the oldest leave, or remove it where that fails.
+
+        Raises OSError when both do.
+        """
         path = self.path_of(digest)
         folder = self._root / DAMAGED_NAME
         try:
             await self._io.make_folder(folder)
             await self._io.rename(path, folder / path.name)
+            self.aside = await self._io.compute(trim_aside, folder, self._aside_bytes_max)
         except FileNotFoundError:
             return
         except OSError:

@@ -22,6 +22,10 @@ class StoreWriteFailed(StoreError):
     """A chunk could not be made durable; nothing of it is visible. The store goes on."""
 
 
+class SpillFailed(StoreError):
+    """A chunk was to leave the disk, and the tier below did not take it; it stays."""
+
+
 class ChunkError(StoreError):
     """A chunk file that cannot be used; `reason` says why."""
 

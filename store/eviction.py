@@ -40,6 +40,9 @@ class EvictionPolicy(Protocol):
     def use(self, digest: bytes) -> None:
         """Count one use of an item, held or not."""
 
+    def demote(self, digest: bytes) -> None:
+        """Let an item that is not held go before all others, until it is used."""
+
     def hold(self, digest: bytes) -> None:
         """Keep an item from being chosen. A second call does nothing."""
 
@@ -91,6 +94,11 @@ class LeastRecentlyUsed:
         """Count one use."""
         if digest in self._free:
             self._free.move_to_end(digest)
+
+    def demote(self, digest: bytes) -> None:
+        """Put one at the head of the line."""
+        if digest in self._free:
+            self._free.move_to_end(digest, last=False)
 
     def hold(self, digest: bytes) -> None:
         """Keep an item from being chosen."""
@@ -179,6 +187,12 @@ class LeastWorth:
             if item.place is not None:
                 self._rank(digest, item)
 
+    def demote(self, digest: bytes) -> None:
+        """Have an item be worth less than any other."""
+        item = self._items.get(digest)
+        if item is not None and item.place is not None:
+            self._put(item, (-1.0, next(self._order), digest))
+
     def hold(self, digest: bytes) -> None:
         """Keep an item from being chosen."""
         item = self._items.get(digest)
@@ -207,13 +221,16 @@ class LeastWorth:
             if item is not None and item.place is place:
                 del self._items[place[2]]
                 self._count(item, -1)
-                self._age = place[0]
+                self._age = max(self._age, place[0])
                 return place[2]
         return None
 
     def _rank(self, digest: bytes, item: _Worth) -> None:
         worth = item.uses * item.cost_s / max(item.num_bytes, 1)
-        item.place = (self._age + worth, next(self._order), digest)
+        self._put(item, (self._age + worth, next(self._order), digest))
+
+    def _put(self, item: _Worth, place: tuple[float, int, bytes]) -> None:
+        item.place = place
         heapq.heappush(self._heap, item.place)
         if len(self._heap) > 2 * self._num_free + 64:
             self._heap = [one.place for one in self._items.values() if one.place is not None]

@@ -17,6 +17,10 @@ from kvblend.store.errors import ChunkError
 from kvblend.store.format import ALIGNMENT_BYTES, Buffer, header_region_bytes
 from kvblend.store.tasks import end_threads
 
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+"""Of what a store makes: texts can be read off the token ids in it, so they are its owner's alone."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -36,6 +40,9 @@ class DiskIO(Protocol):
 
     async def list_folder(self, path: Path) -> list[str]:
         """Names in a folder, in no order. A link to a folder is none."""
+
+    async def list_folders(self, paths: Sequence[Path]) -> list[list[str] | OSError]:
+        """The names in each folder, or the error that kept it from being listed."""
 
     async def read_heads(self, paths: Sequence[Path]) -> list[FileHead | OSError]:
         """The head of each file, or the error that kept it from being read."""
@@ -83,6 +90,10 @@ class AiofilesIO:
         """Names in a folder, in no order."""
         return await self.compute(_list_folder, path)
 
+    async def list_folders(self, paths: Sequence[Path]) -> list[list[str] | OSError]:
+        """The names in each folder, all in one job."""
+        return await self.compute(_list_folders, paths)
+
     async def read_heads(self, paths: Sequence[Path]) -> list[FileHead | OSError]:
         """The head of each file, all in one job."""
         return await self.compute(_read_heads, paths)
@@ -124,8 +135,18 @@ def _list_folder(path: Path) -> list[str]:
         os.close(descriptor)
 
 
+def _list_folders(paths: Sequence[Path]) -> list[list[str] | OSError]:
+    found: list[list[str] | OSError] = []
+    for path in paths:
+        try:
+            found.append(_list_folder(path))
+        except OSError as error:
+            found.append(error)
+    return found
+
+
 def _make_folder(path: Path) -> None:
-    os.makedirs(path, exist_ok=True)
+    os.makedirs(path, FOLDER_MODE, exist_ok=True)
     if path.is_symlink():
         raise NotADirectoryError(errno.ENOTDIR, "a link, which could lead out of the store, is no folder", str(path))
 
@@ -142,7 +163,7 @@ def sync_folder(path: Path) -> None:
 def write_whole(path: Path, parts: Sequence[Buffer]) -> int:
     """Write and fsync a whole file, blocking; its size in bytes. A link at `path` is refused, not followed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o644), "wb", buffering=0) as file:
+    with open(os.open(path, flags, FILE_MODE), "wb", buffering=0) as file:
         for part in parts:
             rest = memoryview(part).cast("B")
             while rest:

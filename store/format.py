@@ -1,4 +1,4 @@
-"""The chunk file, format version 1 (docs/format.md): building its header, and reading one without trusting it."""
+"""The chunk file, format version 2 (docs/format.md): building its header, and reading one without trusting it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,16 @@ SCALE_BYTES = 4
 TOKEN_FLOAT_BYTES = 4
 SHAPE_MAX = {"num_layers": 4096, "num_kv_heads": 65536, "head_dim": 65536}
 
+OLD_VERSION = 1
+"""It had the salt itself in place of `tenant`. Without a salt nothing else differs, the id neither."""
+
+_WHOSE = {OLD_VERSION: "salt", FORMAT_VERSION: "tenant"}
+_VERSIONS = frozenset(_WHOSE)
 _PREAMBLE = struct.Struct("<8sII")
 _HEADER_START = _PREAMBLE.size + DIGEST_BYTES
 _FIELDS = (
-    "fingerprint", "salt", "conditioning", "token_ids", "num_layers", "num_kv_heads", "head_dim", "dtype", "alignment",
-    "layers",
+    "fingerprint", "tenant", "conditioning", "token_ids", "num_layers", "num_kv_heads", "head_dim", "dtype",
+    "alignment", "layers",
 )  # fmt: skip
 
 
@@ -134,7 +139,7 @@ def build_header(
         raise ValueError(f"a layer has {length} bytes; it must have {' or '.join(map(str, allowed))}")
     spans = tuple(LayerSpan(index * align(length), length, value) for index, value in enumerate(checksums))
     values = (
-        key.fingerprint, key.salt, key.conditioning, packed_ids, shape.num_layers, shape.num_kv_heads, shape.head_dim,
+        key.fingerprint, key.tenant, key.conditioning, packed_ids, shape.num_layers, shape.num_kv_heads, shape.head_dim,
         shape.dtype, ALIGNMENT_BYTES, spans,
     )  # fmt: skip
     packed: bytes = msgpack.packb(dict(zip(_FIELDS, values, strict=True)), use_bin_type=True)
@@ -156,8 +161,8 @@ def header_region_bytes(first: bytes) -> int:
     if len(first) < _PREAMBLE.size:
         raise ChunkDamaged(f"it is cut short after {len(first)} bytes")
     _, version, length = _PREAMBLE.unpack_from(first)
-    if version != FORMAT_VERSION:
-        raise ForeignFile(f"its format version is {version}, this program reads {FORMAT_VERSION}")
+    if version not in _VERSIONS:
+        raise ForeignFile(f"its format version is {version}, this program reads {OLD_VERSION} and {FORMAT_VERSION}")
     region = align(_HEADER_START + length)
     if region > HEADER_BYTES_MAX:
         raise ChunkDamaged(f"its header claims {region} bytes; at most {HEADER_BYTES_MAX} are allowed")
@@ -167,8 +172,8 @@ def header_region_bytes(first: bytes) -> int:
 def parse_header(region: bytes, file_bytes: int) -> ChunkHeader:
     """The header in a file's first bytes; `file_bytes` is the file's size. `region` may be longer than needed.
 
-    Raises ForeignFile for another magic or version and ChunkDamaged for anything else that is not as `build_header`
-    writes it: checksum, types, ranges, offsets, and the file's size.
+    Raises ForeignFile for another magic or version, or version 1 with a salt, and ChunkDamaged for anything else that
+    is not as `build_header` writes it: checksum, types, ranges, offsets, and the file's size.
     """
     size = header_region_bytes(region)
     if len(region) < size:
@@ -176,23 +181,26 @@ def parse_header(region: bytes, file_bytes: int) -> ChunkHeader:
     preamble, body = region[: _PREAMBLE.size], region[_HEADER_START:size]
     if checksum(preamble + body) != region[_PREAMBLE.size : _HEADER_START]:
         raise ChunkDamaged("its header's checksum does not match")
-    length = _PREAMBLE.unpack(preamble)[2]
-    fields = _unpack_fields(body[:length])
+    _, version, length = _PREAMBLE.unpack(preamble)
+    fields = _unpack_fields(body[:length], _WHOSE[version])
+    if version == OLD_VERSION and fields["tenant"]:
+        raise ForeignFile(f"it is of format version {OLD_VERSION} and holds a salt in clear")
     header = _build_from(fields, size)
     if header.file_bytes != file_bytes:
         raise ChunkDamaged(f"the file has {file_bytes} bytes; its header asks for {header.file_bytes}")
     return header
 
 
-def _unpack_fields(packed: bytes) -> dict[str, Any]:
-    """The header's map with exactly the known fields, each of its type."""
+def _unpack_fields(packed: bytes, whose: str) -> dict[str, Any]:
+    """The header's map with exactly the known fields, each of its type; `whose` is the name that `tenant` has in it."""
     try:
         fields = msgpack.unpackb(packed, raw=False, use_list=True)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise ChunkDamaged(f"its header is not msgpack: {error}") from None
-    if not isinstance(fields, dict) or set(fields) != set(_FIELDS):
-        raise ChunkDamaged("its header does not hold the fields of this format version")
-    for name, kind in (("fingerprint", str), ("salt", str), ("conditioning", bytes), ("token_ids", bytes)):
+    if not isinstance(fields, dict) or set(fields) != {*_FIELDS[:1], whose, *_FIELDS[2:]}:
+        raise ChunkDamaged("its header does not hold the fields of its format version")
+    fields["tenant"] = fields.pop(whose)
+    for name, kind in (("fingerprint", str), ("tenant", str), ("conditioning", bytes), ("token_ids", bytes)):
         if type(fields[name]) is not kind:
             raise ChunkDamaged(f"its header's {name} is not {kind.__name__}")
     if type(fields["alignment"]) is not int or fields["alignment"] != ALIGNMENT_BYTES:
@@ -207,7 +215,7 @@ def _build_from(fields: dict[str, Any], data_start: int) -> ChunkHeader:
     if len(packed_ids) % TOKEN_BYTES:
         raise ChunkDamaged(f"its header's token_ids are no multiple of {TOKEN_BYTES} bytes")
     try:
-        key = ChunkKey(fields["fingerprint"], fields["salt"], fields["conditioning"], packed_digest(packed_ids))
+        key = ChunkKey(fields["fingerprint"], fields["tenant"], fields["conditioning"], packed_digest(packed_ids))
         shape = KVShape(*(fields[name] for name in ("num_layers", "num_kv_heads", "head_dim", "dtype")))
     except ValueError as error:
         raise ChunkDamaged(f"its header is wrong: {error}") from None

@@ -10,20 +10,18 @@ from kvblend.store.keys import TOKEN_BYTES, ChunkKey, pack_ids, packed_digest
 TOKENS_MAX = HEADER_BYTES_MAX // (2 * TOKEN_BYTES)
 """The longest chunk that is stored, in tokens: its ids take at most half of the longest header region."""
 TEXT_BYTES_MAX = 65536
-"""The longest salt or fingerprint, in UTF-8 bytes."""
+"""The longest fingerprint, in UTF-8 bytes."""
 
 
 def check_ids(key: ChunkKey, token_ids: Sequence[int], fingerprint: str) -> bytes:
     """The packed token ids of a chunk of the model `fingerprint`.
 
-    Raises ValueError for none or too many ids, ids that `key` does not name, another model's key, or long key texts.
+    Raises ValueError for none or too many ids, ids that `key` does not name, and another model's or a long fingerprint.
     """
     if not 1 <= len(token_ids) <= TOKENS_MAX:
         raise ValueError(f"token_ids has {len(token_ids)} ids; a chunk has 1..{TOKENS_MAX}")
-    for name in ("fingerprint", "salt"):
-        size = len(getattr(key, name).encode())
-        if size > TEXT_BYTES_MAX:
-            raise ValueError(f"key.{name} has {size} bytes; at most {TEXT_BYTES_MAX} are stored")
+    if (size := len(key.fingerprint.encode())) > TEXT_BYTES_MAX:
+        raise ValueError(f"key.fingerprint has {size} bytes; at most {TEXT_BYTES_MAX} are stored")
     if key.fingerprint != fingerprint:
         raise ValueError(f"key.fingerprint is {key.fingerprint!r}; this store holds {fingerprint!r}")
     packed_ids = pack_ids(token_ids)

@@ -7,8 +7,9 @@ import gc
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from kvblend.store.keys import ChunkKey, tenant_tag
+from kvblend.store.keys import ChunkKey, tag_of
 
 
 @contextlib.contextmanager
@@ -23,25 +24,30 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+RemoteCopy = Literal["unknown", "owed", "there"]
+"""`owed`: it was stored here by this process, and the copy has still to be made."""
+
+
 @dataclass(slots=True)
 class IndexRow:
-    """What memory keeps of a chunk on disk: its length in tokens, its file's size in bytes, whose it is (a
-    `tenant_tag`), the seconds that computing it took (0: not known), how often it was leased, and when it was stored
-    and last used (seconds since the epoch).
+    """What memory keeps of a chunk on disk: its length in tokens, its file's size in bytes, whose it is (`tag_of`
+    its tenant), the seconds that computing it took (0: not known), how often it was leased, when it was stored and last
+    used (seconds since the epoch), and whether the remote tier has it, as far as this process knows.
     """
 
     num_tokens: int
     file_bytes: int
-    tenant: str = tenant_tag("")
+    tenant: str = tag_of("")
     cost_s: float = field(default=0.0, compare=False)
     hits: int = field(default=0, compare=False)
     created_s: float = field(default=0.0, compare=False)
     used_s: float = field(default=0.0, compare=False)
+    remote: RemoteCopy = field(default="unknown", compare=False)
 
     @classmethod
     def of(cls, key: ChunkKey, num_tokens: int, file_bytes: int) -> IndexRow:
         """The row of a chunk of which nothing but its header is known."""
-        return cls(num_tokens, file_bytes, tenant_tag(key.salt))
+        return cls(num_tokens, file_bytes, tag_of(key.tenant))
 
 
 @dataclass(slots=True)

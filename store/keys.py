@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,11 +10,15 @@ from dataclasses import dataclass, field
 import msgpack
 from blake3 import blake3
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of the chunk files that are written."""
+ID_VERSION = 1
 DIGEST_BYTES = 32
 TOKEN_BYTES = 4
 TOKEN_ID_MAX = (1 << 32) - 1
 TENANT_TAG_CHARS = 12
+
+_is_tenant = re.compile(rf"(?:[0-9a-f]{{{2 * DIGEST_BYTES}}})?").fullmatch
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -54,33 +59,36 @@ def ids_digest(ids: Sequence[int]) -> bytes:
 class ChunkKey:
     """What one chunk's KV is: of which model and tenant, of which tokens, computed behind which tokens.
 
-    `conditioning` and `content` are `ids_digest` values (32 bytes). Raises ValueError when they have another length.
+    `tenant` is a `tenant_of` value, `conditioning` and `content` are `ids_digest` values (32 bytes). Raises ValueError
+    for others.
     """
 
     fingerprint: str
-    salt: str
+    tenant: str
     conditioning: bytes
     content: bytes
     digest: bytes = field(init=False, repr=False, compare=False)
-    """BLAKE3 (32 bytes) of the msgpack array (format version, fingerprint, salt, conditioning, content)."""
+    """BLAKE3 (32 bytes) of the msgpack array (id version, fingerprint, tenant, conditioning, content)."""
 
     def __post_init__(self) -> None:
         for name in ("conditioning", "content"):
             value = getattr(self, name)
             if not isinstance(value, bytes) or len(value) != DIGEST_BYTES:
                 raise ValueError(f"{name} must be a digest of {DIGEST_BYTES} bytes, not {value!r}")
-        # msgpack writes each field's type and length, so no text in salt or fingerprint can imitate another field
-        parts = (FORMAT_VERSION, self.fingerprint, self.salt, self.conditioning, self.content)
+        if not isinstance(self.tenant, str) or not _is_tenant(self.tenant):
+            raise ValueError(f"tenant is not empty and not {2 * DIGEST_BYTES} lower-case hex characters")
+        # msgpack writes each field's type and length, so no text in a fingerprint can imitate another field
+        parts = (ID_VERSION, self.fingerprint, self.tenant, self.conditioning, self.content)
         try:
             encoded: bytes = msgpack.packb(parts, use_bin_type=True)
         except UnicodeEncodeError:
-            raise ValueError("fingerprint and salt must be text that UTF-8 can hold") from None
+            raise ValueError("fingerprint must be text that UTF-8 can hold") from None
         object.__setattr__(self, "digest", blake3(encoded).digest())
 
     @classmethod
     def of(cls, fingerprint: str, salt: str, conditioning_ids: Sequence[int], token_ids: Sequence[int]) -> ChunkKey:
         """The key of `token_ids` computed behind `conditioning_ids` (empty: bare). ValueError for ids out of range."""
-        return cls(fingerprint, salt, ids_digest(conditioning_ids), ids_digest(token_ids))
+        return cls(fingerprint, tenant_of(salt), ids_digest(conditioning_ids), ids_digest(token_ids))
 
     @property
     def id(self) -> str:
@@ -88,9 +96,25 @@ class ChunkKey:
         return self.digest.hex()
 
 
+def tenant_of(salt: str) -> str:
+    """What stands for a salt wherever it is written down: BLAKE3 as 64 hex characters, or nothing for the empty salt.
+
+    Raises ValueError for text that UTF-8 cannot hold.
+    """
+    try:
+        return blake3(salt.encode()).hexdigest() if salt else ""
+    except UnicodeEncodeError:
+        raise ValueError("salt must be text that UTF-8 can hold") from None
+
+
+def tag_of(tenant: str) -> str:
+    """A short name of a tenant (a `tenant_of` value): 12 hex characters, or `-` for the empty salt's."""
+    return tenant[:TENANT_TAG_CHARS] or "-"
+
+
 def tenant_tag(salt: str) -> str:
-    """A short name of a tenant that does not give its salt away: 12 hex characters, or `-` for the empty salt."""
-    return blake3(salt.encode()).hexdigest()[:TENANT_TAG_CHARS] if salt else "-"
+    """`tag_of` the tenant with this salt, which it does not give away."""
+    return tag_of(tenant_of(salt))
 
 
 def id_digest(chunk_id: str) -> bytes | None:

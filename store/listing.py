@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvblend.store.index import ChunkIndex
-from kvblend.store.keys import tenant_tag
+from kvblend.store.keys import tag_of, tenant_of
 from kvblend.store.pool import HostPool, PoolEntry
 
 
@@ -31,8 +31,11 @@ async def list_page(
     if salt is None:
         digests = {*index.rows, *pool.digests()}
     else:
-        tag, rows = tenant_tag(salt), list(index.rows.items())
-        in_memory = [one for one in pool.digests() if (entry := pool.get(one)) is not None and entry.key.salt == salt]
+        tenant, rows = tenant_of(salt), list(index.rows.items())
+        tag = tag_of(tenant)
+        in_memory = [
+            one for one in pool.digests() if (entry := pool.get(one)) is not None and entry.key.tenant == tenant
+        ]
         digests = await asyncio.to_thread(lambda: {*(one for one, row in rows if row.tenant == tag), *in_memory})
     # among 100,000 that takes long enough to be felt by others
     chosen = await asyncio.to_thread(first_behind, digests, after, limit)

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from kvblend.store.aside import trim_aside
 from kvblend.store.catalog import CATALOG_NAME
 from kvblend.store.disk import CHUNK_SUFFIX, CHUNKS_NAME, DAMAGED_NAME
 from kvblend.store.errors import StoreUnusable
-from kvblend.store.files import sync_folder
+from kvblend.store.files import FOLDER_MODE, sync_folder
 from kvblend.store.root import claim_root, release_root
 from kvblend.store.survey import BadOrder, ChunkInfo, Progress, Selection, Survey, require_store, survey, verify_file
 
@@ -106,7 +107,7 @@ def own_folder(root: Path, *names: str) -> Path:
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise StoreUnusable(root, f"{folder.relative_to(root)} is not a folder of its own")
         if not folder.exists():
-            folder.mkdir()
+            folder.mkdir(FOLDER_MODE)
             sync_folder(folder.parent)
     return folder
 
@@ -126,6 +127,7 @@ def _repair(root: Path, found: Survey) -> None:
         aside = own_folder(root, DAMAGED_NAME)
         for file in damaged:
             os.replace(file.path, aside / file.path.name)
+        trim_aside(aside)
         for folder in {aside, *(file.path.parent for file in damaged)}:
             sync_folder(folder)
 

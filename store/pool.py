@@ -176,6 +176,10 @@ class HostPool:
         if self.get(entry.key.digest) is entry:
             self._policy.use(entry.key.digest)
 
+    def demote(self, digest: bytes) -> None:
+        """Let an entry go before all others, until it is used."""
+        self._policy.demote(digest)
+
     def pin(self, entry: PoolEntry) -> None:
         """Keep the entry until as many `unpin` calls have come. One that left the pool only counts."""
         entry.pins += 1

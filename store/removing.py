@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from kvblend.store.errors import ChunkDamaged
+from kvblend.store.errors import ChunkDamaged, SpillFailed
 from kvblend.store.reads import LayerReader
 from kvblend.store.shelf import Shelf
 
@@ -18,8 +18,8 @@ class Remover:
     def __init__(self, shelf: Shelf, reader: LayerReader) -> None:
         self._shelf = shelf
         self._reader = reader
-        self.spill: Callable[[bytes], Awaitable[None]] | None = None
-        """Called with a chunk that is to be evicted, which a lower tier may still have to be given."""
+        self.spill: Callable[[bytes], Awaitable[bool]] | None = None
+        """Called with a chunk that is to be evicted, to give it to the tier below; says whether it may go."""
 
     async def delete(self, digest: bytes) -> bool:
         """Delete a chunk in every tier; False when there is none, or a copy of it may still be somewhere."""
@@ -29,7 +29,7 @@ class Remover:
             try:
                 was_known = shelf.contains(digest)
                 if was_known and (shelf.disk is not None or shelf.remote is not None):
-                    await self._complete_leased(digest)
+                    await self.complete_leased(digest)
                 gone = [await self._clear_here(digest, was_known), await self._clear_remote(digest, was_known)]
                 return False not in gone and True in gone
             finally:
@@ -38,17 +38,21 @@ class Remover:
     async def evict(self, digest: bytes) -> bool:
         """Take a chunk that nobody has leased off the disk and out of memory; the remote tier keeps its copy.
 
-        False when its file could not be removed, or it was leased meanwhile: it is listed again then, and still counts.
+        False when its file could not be removed, or it was leased or replaced meanwhile: it is listed again then, and
+        still counts.
+        Raises SpillFailed when the remote tier should have a copy first and did not take it; the chunk stays listed.
         """
         shelf = self._shelf
         row = shelf.index.get(digest)
         if row is None or shelf.disk is None:
             return False
         if self.spill is not None:
-            await self.spill(digest)
+            may_go = await self.spill(digest)
             if shelf.index.get(digest) is not row:
                 return True
-            if shelf.pool.is_pinned(digest):
+            if not may_go:
+                raise SpillFailed(f"chunk {digest.hex()} has no copy in the remote tier yet")
+            if shelf.pool.is_pinned(digest) or shelf.space.is_apart(digest):
                 shelf.enlist(digest, row)
                 return False
         # before anything else is waited for, so that nobody finds a chunk that goes
@@ -91,7 +95,7 @@ class Remover:
             return False
         return True
 
-    async def _complete_leased(self, digest: bytes) -> None:
+    async def complete_leased(self, digest: bytes) -> None:
         """Read what is missing of a leased chunk; again where it was given back and leased anew meanwhile."""
         pool = self._shelf.pool
         while (entry := pool.get(digest)) is not None and entry.pins and not entry.is_ready:

@@ -12,13 +12,14 @@ import os
 from pathlib import Path
 
 from kvblend.store.errors import StoreUnusable
-from kvblend.store.files import sync_folder, write_whole
-from kvblend.store.keys import FORMAT_VERSION
+from kvblend.store.files import FILE_MODE, FOLDER_MODE, sync_folder, write_whole
 
 MARKER_NAME = "kvblend-store.json"
 LOCK_NAME = "kvblend-store.lock"
 MARKER_FORMAT = "kvblend-store"
 MARKER_BYTES_MAX = 65536
+STORE_VERSION = 1
+"""Of the folder. Chunk files have versions of their own."""
 
 _MARKER_TEMP_NAME = MARKER_NAME + ".tmp"
 
@@ -66,7 +67,7 @@ def _make_root(root: Path) -> None:
         raise StoreUnusable(root, "it is not a folder")
     if root.parent != root:
         _make_root(root.parent)
-    root.mkdir(exist_ok=True)
+    root.mkdir(FOLDER_MODE, exist_ok=True)
     sync_folder(root.parent)
 
 
@@ -88,14 +89,14 @@ def check_marker(root: Path) -> bool:
     if not isinstance(fields, dict) or fields.get("format") != MARKER_FORMAT:
         raise StoreUnusable(root, f"its {MARKER_NAME} is not that of a kvblend store")
     version = fields.get("version")
-    if type(version) is not int or version != FORMAT_VERSION:
-        raise StoreUnusable(root, f"its format version is {version!r}; this program uses {FORMAT_VERSION}")
+    if type(version) is not int or version != STORE_VERSION:
+        raise StoreUnusable(root, f"its format version is {version!r}; this program uses {STORE_VERSION}")
     return True
 
 
 def _take_lock(root: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    lock = os.open(root / LOCK_NAME, flags, 0o644)
+    lock = os.open(root / LOCK_NAME, flags, FILE_MODE)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -123,7 +124,7 @@ def _read_owner(lock: int) -> str:
 
 def _write_marker(root: Path) -> None:
     temp = root / _MARKER_TEMP_NAME
-    text = json.dumps({"format": MARKER_FORMAT, "version": FORMAT_VERSION}) + "\n"
+    text = json.dumps({"format": MARKER_FORMAT, "version": STORE_VERSION}) + "\n"
     write_whole(temp, [text.encode()])
     os.replace(temp, root / MARKER_NAME)
     sync_folder(root)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -26,10 +25,13 @@ CHUNK_SUFFIX = ".kvc"
 TEMP_SUFFIX = ".tmp"
 SCAN_FILES_MAX = 64
 """How many files one job of the scan opens."""
+LIST_FOLDERS_MAX = 32
+"""How many folders one job of the scan lists."""
 SLOW_FILES = 256
 """From so many files on, a start without an index is slow enough to warn of."""
 
 ID_CHARS = 2 * DIGEST_BYTES
+_is_folder_name = re.compile("[0-9a-f]{2}").fullmatch
 _is_temp_name = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}\.tmp").fullmatch
 _is_chunk_name = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}\.kvc").fullmatch
 
@@ -71,52 +73,60 @@ class FolderScan:
         self._catalog = catalog
         self._known = known
         self._now_s = time.time()
-        self._expected = _names_by_folder(itertools.chain(known.rows, known.foreign))
-        self._vanished: list[str] = []
+        self._here: list[list[bytes]] = []
         self._unknown: list[Path] = []
         self.report = ScanReport(known.rows)
 
     async def run(self) -> ScanReport:
         """Walk. Raises OSError when the folder itself cannot be listed."""
-        names = await self._io.list_folder(self._folder)
+        names = [name for name in await self._io.list_folder(self._folder) if _is_folder_name(name)]
+        folders = [self._folder / name for name in names]
+        batches = [folders[at : at + LIST_FOLDERS_MAX] for at in range(0, len(folders), LIST_FOLDERS_MAX)]
         async with asyncio.TaskGroup() as group:
-            for name in names:
-                if len(name) == 2 and set(name) <= set("0123456789abcdef"):
-                    group.create_task(self._list(self._folder / name))
+            for batch in batches:
+                group.create_task(self._list(batch))
         self._forget_vanished()
         if self._unknown and not self._known.was_made:
             level = logging.WARNING if len(self._unknown) >= SLOW_FILES else logging.INFO
             log.log(level, "store %s has no index: %d chunk files are read", self._folder.parent, len(self._unknown))
-        batches = [self._unknown[at : at + SCAN_FILES_MAX] for at in range(0, len(self._unknown), SCAN_FILES_MAX)]
+        heads = [self._unknown[at : at + SCAN_FILES_MAX] for at in range(0, len(self._unknown), SCAN_FILES_MAX)]
         # a few at a time: a job is long, and 100,000 names in tasks would be memory for nothing
-        for at in range(0, len(batches), 16):
-            await asyncio.gather(*(self._read(batch) for batch in batches[at : at + 16]))
+        for at in range(0, len(heads), 16):
+            await asyncio.gather(*(self._read(batch) for batch in heads[at : at + 16]))
         return self.report
 
-    async def _list(self, folder: Path) -> None:
-        try:
-            names = await self._io.list_folder(folder)
-        except OSError as error:
-            log.warning("store folder %s cannot be read and is skipped: %s", folder, error)
-            return
-        for name in [one for one in names if one.endswith(TEMP_SUFFIX)]:
-            if _is_temp_name(name):
-                with contextlib.suppress(OSError):
-                    await self._io.remove(folder / name)
-        # names in whole sets, for there may be a hundred thousand: only those that nobody expects are looked at
-        here = set(names)
-        expected = self._expected.pop(folder.name, set())
-        self._vanished += expected - here
-        self._unknown += [folder / name for name in sorted(here - expected) if _is_chunk_name(name)]
+    async def _list(self, folders: list[Path]) -> None:
+        for folder, names in zip(folders, await self._io.list_folders(folders), strict=True):
+            if isinstance(names, OSError):
+                log.warning("store folder %s cannot be read and is skipped: %s", folder, names)
+                continue
+            # all names of a folder at once, for there may be a hundred thousand in all
+            digests = digests_of(names, folder.name)
+            if digests is None:
+                digests = []
+                for name in sorted(names):
+                    found = digests_of([name], folder.name)
+                    if found is not None:
+                        digests += found
+                    elif _is_temp_name(name):
+                        with contextlib.suppress(OSError):
+                            await self._io.remove(folder / name)
+                    elif _is_chunk_name(name):
+                        self._unknown.append(folder / name)  # it lies where it does not belong
+            rows, foreign = self._known.rows, self._known.foreign
+            new = [one for one in digests if one not in rows and one not in foreign]
+            self._here.append(list(set(digests).difference(new)) if new else digests)
+            self._unknown += [folder / (one.hex() + CHUNK_SUFFIX) for one in sorted(new)]
 
     def _forget_vanished(self) -> None:
-        for names in (self._vanished, *self._expected.values()):
-            for name in names:
-                digest = bytes.fromhex(name[:ID_CHARS])
-                self._known.rows.pop(digest, None)
-                self._known.foreign.discard(digest)
+        rows, foreign = self._known.rows, self._known.foreign
+        if sum(map(len, self._here)) < len(rows) + len(foreign):
+            for digest in {*rows, *foreign}.difference(*self._here):
+                rows.pop(digest, None)
+                foreign.discard(digest)
                 self._catalog.remove(digest)
-        self.report.foreign += len(self._known.foreign)
+        self._here.clear()
+        self.report.foreign += len(foreign)
 
     async def _read(self, paths: list[Path]) -> None:
         heads = await self._io.read_heads(paths)
@@ -155,9 +165,24 @@ class FolderScan:
         self._catalog.add(header.key.digest, row, layout)
 
 
-def _names_by_folder(digests: Iterable[bytes]) -> dict[str, set[str]]:
-    """The files of these chunks: names by the folder that they should lie in."""
-    found: dict[str, set[str]] = {f"{number:02x}": set() for number in range(256)}
-    for name in [digest.hex() for digest in digests]:
-        found[name[:2]].add(name + CHUNK_SUFFIX)
-    return found
+def digests_of(names: list[str], folder: str) -> list[bytes] | None:
+    """The digests that these files of `folder` are named by, or None where one is not the name of a chunk's file."""
+    if not names:
+        return []
+    parts = "".join(names).split(CHUNK_SUFFIX)
+    # names of one length, and so are the parts between the suffixes: each suffix is at the end of its name
+    if set(map(len, names)) != {ID_CHARS + len(CHUNK_SUFFIX)} or parts.pop() or set(map(len, parts)) != {ID_CHARS}:
+        return None
+    text = "".join(parts)
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        return None
+    # upper-case letters and spaces are taken for hex digits as well
+    if (
+        text != text.lower()
+        or len(raw) != DIGEST_BYTES * len(names)
+        or set(raw[::DIGEST_BYTES]) != set(bytes.fromhex(folder))
+    ):
+        return None
+    return [raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)]

@@ -49,6 +49,7 @@ class Shelf:
         self.pool = pool
         self.counts = counts
         pool.watch = space
+        space.is_pinned = pool.is_pinned
         self.tasks = TaskSet()
         # known until the last who waits for one has gone on: a chunk may go behind its header's arrival as well
         self.openings: WeakValueDictionary[bytes, Opening] = WeakValueDictionary()
@@ -69,18 +70,20 @@ class Shelf:
         """List a chunk whose file is there."""
         self.index.add(digest, row)
         self.space.add(digest, row)
-        if self.pool.is_pinned(digest):
-            self.space.hold(digest)
         if self.disk is not None:
             self.disk.catalog.add(digest, row)
 
     def unlist(self, digest: bytes) -> bool:
         """Forget a chunk in memory and in the index; False when the index had none."""
+        self.withdraw(digest)
+        return self._unlist_row(digest)
+
+    def withdraw(self, digest: bytes) -> None:
+        """Forget a chunk in memory; who has leased it keeps what is there."""
         self.pool.drop(digest)
         opening = self.openings.pop(digest, None)
         if opening is not None:
             opening.stale = True  # it reads the header of what goes, not of what may follow
-        return self._unlist_row(digest)
 
     def correct(self, digest: bytes, row: IndexRow, header: ChunkHeader) -> None:
         """Take over from a chunk's header what the catalog had wrong, as after a crash between file and catalog."""

@@ -11,12 +11,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
-from kvblend.store.errors import StoreWriteFailed
+from kvblend.store.errors import SpillFailed, StoreWriteFailed
 from kvblend.store.eviction import COST_S_PER_TOKEN, EvictionPolicy, make_policy
 from kvblend.store.index import ChunkIndex, IndexRow, collector_paused
 
 FAILED_EVICTIONS_MAX = 3
 """After so many files that cannot be removed, a write gives up."""
+
+KEPT_MAX = 4
+"""After so many chunks that the remote tier did not take, a write stands back before it tries again."""
+PAUSE_S = 0.1
+"""The first of these pauses; each is twice as long as the one before."""
 
 Evict = Callable[[bytes], Awaitable[bool]]
 
@@ -61,6 +66,9 @@ class DiskSpace:
         self._changed = asyncio.Event()
         self._costed_tokens = 0
         self._costs_s = 0.0
+        self._apart: set[bytes] = set()
+        self.is_pinned: Callable[[bytes], bool] = lambda _: False
+        """Whether a chunk is in use."""
         if self.is_limited:
             self._add_all()
 
@@ -74,10 +82,7 @@ class DiskSpace:
         if row.cost_s > 0:
             self._costs_s += row.cost_s
             self._costed_tokens += row.num_tokens
-        cost_s = row.cost_s or row.num_tokens * self._cost_s_per_token
-        for policy in self._policies(row.tenant):
-            policy.add(digest, row.file_bytes, cost_s, row.hits)
-        self._notify()
+        self._line_up(digest, row)
 
     def discard(self, digest: bytes, row: IndexRow) -> None:
         """A chunk was unlisted."""
@@ -86,6 +91,29 @@ class DiskSpace:
         if row.tenant in self._tenants and not len(self._tenants[row.tenant]):
             del self._tenants[row.tenant]
         self._notify()
+
+    def set_apart(self, digest: bytes, row: IndexRow) -> None:
+        """A listed chunk is being replaced: it goes for nobody until `rejoin`."""
+        self._apart.add(digest)
+        self.discard(digest, row)
+
+    def is_apart(self, digest: bytes) -> bool:
+        """Whether the chunk is being replaced."""
+        return digest in self._apart
+
+    def rejoin(self, digest: bytes) -> None:
+        """Undo `set_apart`."""
+        self._apart.discard(digest)
+        row = self._index.get(digest)
+        if row is not None:
+            self._line_up(digest, row)
+
+    def demote(self, digest: bytes) -> None:
+        """Let a chunk go before all others, until it is used."""
+        row = self._index.get(digest)
+        if row is not None:
+            for policy in self._policies(row.tenant):
+                policy.demote(digest)
 
     def use(self, digest: bytes, row: IndexRow) -> None:
         """A chunk was leased."""
@@ -110,7 +138,8 @@ class DiskSpace:
     async def reserve(self, name: str, tenant: str, num_bytes: int, wait_s: float, evict: Evict) -> None:
         """Take room for a file, evicting others for it; what is leased is waited for, `wait_s` seconds at most.
 
-        `evict` unlists a chunk and says whether the file went; where not, it lists it again.
+        `evict` unlists a chunk and says whether the file went; where not, it lists it again. A chunk of which it raises
+        SpillFailed stays listed; others are tried, and it again after a pause.
         Raises StoreWriteFailed naming chunk `name` and the limit, with no room taken.
         """
         for limit_name, limit in (
@@ -121,16 +150,25 @@ class DiskSpace:
                 raise StoreWriteFailed(f"chunk {name} takes {num_bytes} bytes; {limit_name} is {limit}")
         end_s = asyncio.get_running_loop().time() + wait_s
         self._take(tenant, num_bytes)
+        kept: dict[bytes, IndexRow] = {}
         try:
             failures = evicted = 0
+            pause_s = PAUSE_S
             while scopes := self._exceeded(tenant):
                 # nobody goes for a chunk that would not fit all the same
                 stuck = [scope for scope in scopes if scope.taken - scope.limit > scope.policy.free_bytes]
-                if not stuck:
-                    if await self._evict_one(scopes[0].policy, evict):
+                if not stuck and len(kept) < KEPT_MAX:
+                    before = len(kept)
+                    if await self._evict_one(scopes[0].policy, evict, kept):
                         evicted += 1
-                    elif (failures := failures + 1) == FAILED_EVICTIONS_MAX:
+                    elif len(kept) == before and (failures := failures + 1) == FAILED_EVICTIONS_MAX:
                         raise StoreWriteFailed(f"no room for chunk {name}: {failures} files could not be removed")
+                elif kept:
+                    self._put_back(kept)
+                    if asyncio.get_running_loop().time() >= end_s:
+                        raise StoreWriteFailed(f"no room for chunk {name}: the remote tier does not take what would go")
+                    await self._wait(tenant, num_bytes, min(end_s, asyncio.get_running_loop().time() + pause_s))
+                    pause_s *= 2
                 elif not await self._wait(tenant, num_bytes, end_s, tell_others=evicted > 0):
                     scope = stuck[0]
                     raise StoreWriteFailed(
@@ -142,6 +180,8 @@ class DiskSpace:
         except BaseException:
             self.release(tenant, num_bytes)
             raise
+        finally:
+            self._put_back(kept)
 
     def release(self, tenant: str, num_bytes: int) -> None:
         """Give back what `reserve` took."""
@@ -172,16 +212,39 @@ class DiskSpace:
             scopes.append(_Scope("disk_bytes_budget", self.bytes_budget, taken, self._all))
         return [scope for scope in scopes if scope.taken > scope.limit]
 
-    async def _evict_one(self, policy: EvictionPolicy, evict: Evict) -> bool:
+    async def _evict_one(self, policy: EvictionPolicy, evict: Evict, kept: dict[bytes, IndexRow]) -> bool:
         digest = policy.pop()
         row = None if digest is None else self._index.get(digest)
-        if digest is None or row is None or not await evict(digest):
+        if digest is None or row is None:
+            return False
+        try:
+            if not await evict(digest):
+                return False
+        except SpillFailed:
+            kept[digest] = row
             return False
         self.evictions += 1
         self.tenant_evictions[row.tenant] += 1
         return True
 
-    async def _wait(self, tenant: str, num_bytes: int, end_s: float, *, tell_others: bool) -> bool:
+    def _line_up(self, digest: bytes, row: IndexRow) -> None:
+        """Have a listed chunk go when its turn comes, as just used."""
+        if digest not in self._apart:
+            cost_s = row.cost_s or row.num_tokens * self._cost_s_per_token
+            for policy in self._policies(row.tenant):
+                policy.add(digest, row.file_bytes, cost_s, row.hits)
+                if self.is_pinned(digest):
+                    policy.hold(digest)
+        self._notify()
+
+    def _put_back(self, kept: dict[bytes, IndexRow]) -> None:
+        """Line those up again that had been chosen and stay."""
+        for digest, row in kept.items():
+            if self._index.get(digest) is row:
+                self._line_up(digest, row)
+        kept.clear()
+
+    async def _wait(self, tenant: str, num_bytes: int, end_s: float, *, tell_others: bool = False) -> bool:
         """Stand back until something changes; False when the time is over."""
         # who waits takes no room, so that a smaller one may pass
         self._take(tenant, -num_bytes)

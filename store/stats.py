@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvblend.store.aside import NOTHING, Aside
 from kvblend.store.index import ChunkIndex, TenantUse
 from kvblend.store.pool import HostPool
 from kvblend.store.reads import LayerReader
@@ -25,11 +26,13 @@ class TenantStats:
 class StoreStats:
     """A moment's state and the counts since the store was opened. All `*_bytes` are bytes.
 
-    `host_bytes` may exceed the budget by leased data only. `damaged` counts chunks found unreadable, at the start or
-    later; `foreign` counts files of another model, shape or version, which are left alone. `hits_*` and `misses` count
-    calls of `lease`. `evictions` are those from host memory. `remote_waiting` chunks are on their way to the remote
-    tier, `remote_skipped` were not sent because too many waited. `headers_read` counts the files that the start had to
-    open because the index did not know them. `tenants` goes by `tenant_tag`. A budget of None is no limit.
+    `host_bytes` may exceed the budget by leased data only. `damaged` counts chunks found unreadable, at the start
+    or later, `aside_files` and `aside_bytes` are what is kept of them; `foreign` counts files of another model,
+    shape or version, which are left alone. `hits_*` and `misses` count calls of `lease`. `evictions` are those from
+    host memory. `remote_waiting` chunks are on their way to the remote tier, `remote_skipped` were not sent because
+    too many waited, `remote_lost` left the disk although the remote tier, which failed for long, had no copy.
+    `headers_read` counts the files that the start had to open because the index did not know them. `tenants` goes
+    by `tenant_tag`. A budget of None is no limit.
     """
 
     chunks: int
@@ -50,6 +53,7 @@ class StoreStats:
     remote_writes: int
     remote_failed: int
     remote_skipped: int
+    remote_lost: int
     remote_waiting: int
     layers_read: int
     bytes_read: int
@@ -58,6 +62,8 @@ class StoreStats:
     damaged: int
     foreign: int
     headers_read: int
+    aside_files: int = 0
+    aside_bytes: int = 0
     tenants: Mapping[str, TenantStats] = field(default_factory=dict)
 
 
@@ -75,6 +81,7 @@ class Counts:
     remote_writes: int = 0
     remote_failed: int = 0
     remote_skipped: int = 0
+    remote_lost: int = 0
     remote_waiting: int = 0
     damaged: int = 0
     foreign: int = 0
@@ -92,11 +99,12 @@ class Counts:
 
 
 def count_stats(
-    counts: Counts, index: ChunkIndex, space: DiskSpace, pool: HostPool, reader: LayerReader, *, has_disk: bool
+    counts: Counts, index: ChunkIndex, space: DiskSpace, pool: HostPool, reader: LayerReader, aside: Aside | None
 ) -> StoreStats:
-    """One snapshot of a store's parts; without a disk, its chunks are those in the pool."""
+    """One snapshot of a store's parts; without a disk (`aside` None), its chunks are those in the pool."""
+    kept = aside or NOTHING
     return StoreStats(
-        chunks=len(index) if has_disk else len(pool),
+        chunks=len(index) if aside is not None else len(pool),
         disk_bytes=index.file_bytes,
         disk_bytes_budget=space.bytes_budget,
         tenant_bytes_max=space.tenant_bytes_max,
@@ -114,6 +122,7 @@ def count_stats(
         remote_writes=counts.remote_writes,
         remote_failed=counts.remote_failed,
         remote_skipped=counts.remote_skipped,
+        remote_lost=counts.remote_lost,
         remote_waiting=counts.remote_waiting,
         layers_read=reader.layers_read,
         bytes_read=reader.bytes_read,
@@ -122,6 +131,8 @@ def count_stats(
         damaged=counts.damaged,
         foreign=counts.foreign,
         headers_read=counts.headers_read,
+        aside_files=kept.files,
+        aside_bytes=kept.num_bytes,
         tenants=_count_tenants(index, space),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,20 +17,21 @@ from kvblend.store.files import DiskIO
 from kvblend.store.format import Buffer, KVShape
 from kvblend.store.incoming import check_ids, check_layers
 from kvblend.store.index import ChunkIndex
-from kvblend.store.keys import ChunkKey, id_digest, pack_ids, unpack_ids
+from kvblend.store.keys import ChunkKey, id_digest, pack_ids, tenant_of, unpack_ids
 from kvblend.store.lease import ChunkLease
 from kvblend.store.limits import WAIT_S, StoreLimits
 from kvblend.store.listing import ListedChunk, describe, list_page
 from kvblend.store.opening import Opener
 from kvblend.store.pool import HostPool, PoolEntry
+from kvblend.store.probing import Reading, probe
 from kvblend.store.reads import LayerReader
 from kvblend.store.remote_stats import RemoteFigures
 from kvblend.store.removing import Remover
 from kvblend.store.shelf import Shelf
 from kvblend.store.space import DiskSpace
 from kvblend.store.stats import Counts, StoreStats, count_stats
-from kvblend.store.tiers import LowerTier
-from kvblend.store.writing import Writer
+from kvblend.store.tiers import LowerTier, Tier
+from kvblend.store.writing import NewChunk, Writer
 
 __all__ = [
     "ChunkDamaged",
@@ -82,7 +83,7 @@ class ChunkStore:
         self._writer = Writer(self._shelf, self._remover, limits.wait_s)
         self._copies = TierCopies(self._shelf, self._opener, self._reader, self._writer)
         self._reader.on_complete = self._copies.keep_fetched
-        self._remover.spill = self._copies.upload_now
+        self._remover.spill = self._copies.spill
         self._closing: asyncio.Task[None] | None = None
         if space.is_limited and len(index):
             self._tasks.start(space.trim(self._remover.evict), "store-trim")
@@ -138,10 +139,21 @@ class ChunkStore:
         return lease
 
     async def put(
-        self, key: ChunkKey, token_ids: Sequence[int], layers: Sequence[Buffer], *, cost_s: float = 0.0
+        self,
+        key: ChunkKey,
+        token_ids: Sequence[int],
+        layers: Sequence[Buffer],
+        *,
+        cost_s: float = 0.0,
+        replace: bool = False,
+        tier: Tier | None = None,
     ) -> bool:
         """Store a chunk; False when it was there already. When this returns it is durable: on disk, or, where there
         is no folder, in the remote tier if that can be reached.
+
+        With `replace` it takes the place of the one that is there, in one step: whoever leased that keeps its bytes,
+        and a crash or a failure leaves one of the two. `tier` is the lowest one from which it is read fast enough: from
+        memory ("disk", "remote") and from disk ("remote", once it is copied) it goes before others until it is used.
 
         `layers[i]` is layer i's payload (K, V, then in all layers or none a float32 per token). The buffers become the
         store's: it serves them from memory without a copy (read-only ones are copied). Calls for one key run one after
@@ -156,12 +168,12 @@ class ChunkStore:
         views = check_layers(layers, self.shape, len(token_ids))
         if self._closing:
             raise StoreWriteFailed("the store is closed")
-        if self.contains(key):
+        if self.contains(key) and not replace:
             return False
-        work = self._writer.put(key, packed_ids, views, cost_s)
+        work = self._writer.put(NewChunk(key, packed_ids, views, cost_s, replace, tier))
         created = await self._tasks.run(work, f"store-put-{key.id[:12]}")
         if created:
-            self._copies.upload(key.digest)
+            self._copies.upload(key.digest, goes_first=tier == "remote")
         return created
 
     async def token_ids(self, chunk_id: str, salt: str | None = None) -> tuple[int, ...] | None:
@@ -190,7 +202,7 @@ class ChunkStore:
         """
         digest = id_digest(chunk_id)
         entry = None if digest is None else self._pool.get(digest)
-        return entry is not None and salt in (None, entry.key.salt) and self._pool.evict(entry.key.digest)
+        return entry is not None and _is_of(entry, salt) and self._pool.evict(entry.key.digest)
 
     async def delete(self, chunk_id: str, salt: str | None = None) -> bool:
         """Delete a chunk in every tier; False when it is unknown, it cannot be removed, or the store is closed.
@@ -202,13 +214,15 @@ class ChunkStore:
             return False
         return await self._tasks.run(self._remover.delete(digest), f"store-delete-{chunk_id[:12]}")
 
+    def probe(self, seconds_max: float) -> AsyncGenerator[Reading, None]:
+        """Read a few stored chunks from each lower tier, for so many seconds at most, to see how fast it is."""
+        return probe(self._shelf, seconds_max)
+
     def stats(self) -> StoreStats:
         """The state of this moment and the counts since `open`."""
         self._counts.remote_waiting = self._copies.waiting
-        has_disk = self._shelf.disk is not None
-        return count_stats(
-            self._counts, self._shelf.index, self._shelf.space, self._pool, self._reader, has_disk=has_disk
-        )
+        aside = None if self._shelf.disk is None else self._shelf.disk.aside
+        return count_stats(self._counts, self._shelf.index, self._shelf.space, self._pool, self._reader, aside)
 
     def remote_figures(self) -> RemoteFigures | None:
         """What the remote tier says of itself; None where there is none."""
@@ -243,8 +257,13 @@ class ChunkStore:
         """The entry of a chunk of this tenant (None: of anybody), not pinned."""
         digest = id_digest(chunk_id)
         entry = None if digest is None else await self._opener.find(digest)
-        return entry if entry is not None and salt in (None, entry.key.salt) else None
+        return entry if entry is not None and _is_of(entry, salt) else None
 
     def _give_back(self, entry: PoolEntry) -> None:
         self._counts.leases -= 1
         self._pool.unpin(entry)
+
+
+def _is_of(entry: PoolEntry, salt: str | None) -> bool:
+    """Whether a chunk is this tenant's; None: anybody's."""
+    return salt is None or entry.key.tenant == tenant_of(salt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -12,11 +13,12 @@ from typing import Literal
 
 from blake3 import blake3
 
+from kvblend.store.aside import NOTHING, Aside, count_aside
 from kvblend.store.disk import CHUNK_SUFFIX, CHUNKS_NAME, DAMAGED_NAME, TEMP_SUFFIX
 from kvblend.store.errors import ChunkDamaged, ChunkError, ForeignFile, StoreError, StoreUnusable
 from kvblend.store.files import open_regular, read_head
 from kvblend.store.format import ChunkHeader, KVShape, parse_header
-from kvblend.store.keys import tenant_tag
+from kvblend.store.keys import tag_of, tenant_of
 from kvblend.store.root import check_marker
 
 Progress = Callable[[int, int], None]
@@ -35,13 +37,13 @@ class BadOrder(StoreError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ChunkInfo:
-    """One stored chunk: its public id, whose it is, its length in tokens, its file's bytes and when that was written
-    (seconds since the epoch).
+    """One stored chunk: its public id, whose it is (a `tenant_of` value), its length in tokens, its file's bytes and
+    when that was written (seconds since the epoch).
     """
 
     id: str
     fingerprint: str
-    salt: str
+    tenant: str
     shape: KVShape
     num_tokens: int
     file_bytes: int
@@ -59,11 +61,11 @@ class OddFile:
 
 @dataclass(slots=True)
 class Survey:
-    """Everything under `chunks/` as far as headers tell, and how many files lie in `damaged/`."""
+    """Everything under `chunks/` as far as headers tell, and what lies in `damaged/`."""
 
     chunks: list[ChunkInfo] = field(default_factory=list)
     odd: list[OddFile] = field(default_factory=list)
-    set_aside: int = 0
+    aside: Aside = NOTHING
 
     @property
     def file_bytes(self) -> int:
@@ -91,10 +93,16 @@ class Selection:
         """Whether the chunk is meant."""
         return (
             (self.ids is None or chunk.id in self.ids)
-            and (self.tenant is None or self.tenant in (chunk.salt, tenant_tag(chunk.salt)))
+            and (self.tenant is None or self.tenant == tag_of(chunk.tenant) or _is_salt_of(self.tenant, chunk.tenant))
             and (self.fingerprint is None or self.fingerprint == chunk.fingerprint)
             and (self.stored_before is None or chunk.stored_at < self.stored_before)
         )
+
+
+def _is_salt_of(text: str, tenant: str) -> bool:
+    with contextlib.suppress(ValueError):  # an argument need not be text that UTF-8 can hold
+        return tenant_of(text) == tenant
+    return False
 
 
 def require_store(root: Path) -> None:
@@ -119,9 +127,10 @@ def survey(
     """
     require_store(root)
     look = inspect or read_header
-    found = Survey(set_aside=len(_names(root / DAMAGED_NAME)))
+    found = Survey()
     paths: list[Path] = []
     try:
+        found.aside = count_aside(root / DAMAGED_NAME)
         for path, odd in _walk(root / CHUNKS_NAME):
             if odd is None:
                 paths.append(path)
@@ -142,7 +151,9 @@ def survey(
             found.odd.append(OddFile(path, "damaged", str(error)))
         else:
             key, shape = header.key, shapes.setdefault(header.shape, header.shape)
-            row = ChunkInfo(key.id, key.fingerprint, key.salt, shape, header.num_tokens, header.file_bytes, written_at)
+            row = ChunkInfo(
+                key.id, key.fingerprint, key.tenant, shape, header.num_tokens, header.file_bytes, written_at
+            )
             found.chunks.append(row)
         if progress is not None:
             progress(done, len(paths))

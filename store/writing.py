@@ -5,14 +5,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvblend.store.errors import StoreWriteFailed
-from kvblend.store.keys import ChunkKey, tenant_tag
+from kvblend.store.keys import ChunkKey, tag_of
 from kvblend.store.pool import PoolEntry
 from kvblend.store.removing import Remover
 from kvblend.store.shelf import Shelf
+from kvblend.store.tiers import Tier
 
 log = logging.getLogger("kvblend.store")
+
+
+class NewChunk(NamedTuple):
+    """A chunk to be stored: `views` are its layers, `cost_s` the seconds that computing it took (0: not known).
+
+    With `replaces` it takes the place of one that is there. `tier` is the lowest tier from which it is read fast enough
+    (None: not known): it leaves those above first.
+    """
+
+    key: ChunkKey
+    packed_ids: bytes
+    views: Sequence[memoryview]
+    cost_s: float = 0.0
+    replaces: bool = False
+    tier: Tier | None = None
 
 
 class Writer:
@@ -23,13 +40,17 @@ class Writer:
         self._remover = remover
         self._wait_s = wait_s
 
-    async def put(self, key: ChunkKey, packed_ids: bytes, views: Sequence[memoryview], cost_s: float) -> bool:
-        """Store a chunk; False when it is there already. Raises StoreWriteFailed, with nothing of it visible."""
-        async with self._shelf.lock(key.digest):
-            if self._shelf.contains(key.digest):
+    async def put(self, chunk: NewChunk) -> bool:
+        """Store a chunk; False when it is there already, unless it is to be replaced.
+
+        Raises StoreWriteFailed, with nothing of it visible; what was to be replaced stays.
+        """
+        digest = chunk.key.digest
+        async with self._shelf.lock(digest):
+            if self._shelf.contains(digest) and not chunk.replaces:
                 return False
             try:
-                await self._store(key, packed_ids, views, cost_s)
+                await self._store(chunk)
             except StoreWriteFailed:
                 self._shelf.counts.writes_failed += 1
                 raise
@@ -39,36 +60,58 @@ class Writer:
     async def write_disk(
         self, key: ChunkKey, packed_ids: bytes, layers: Sequence[memoryview], cost_s: float, wait_s: float
     ) -> None:
-        """Write a chunk's file and list it; the caller holds its lock. Raises StoreWriteFailed."""
-        shelf, tenant = self._shelf, tenant_tag(key.salt)
+        """Write a chunk's file, in place of an older one, and list it; the caller holds its lock.
+
+        Raises StoreWriteFailed.
+        """
+        shelf, tenant, digest = self._shelf, tag_of(key.tenant), key.digest
         if shelf.disk is None:
             raise StoreWriteFailed("the store has no folder")
         ready = await shelf.disk.prepare(key, packed_ids, layers)
-        num_bytes = ready.header.file_bytes
-        await shelf.space.reserve(key.id, tenant, num_bytes, wait_s, self._remover.evict)
+        num_bytes, old = ready.header.file_bytes, shelf.index.get(digest)
+        if old is not None:
+            # both are there for a moment, and count as the larger one
+            num_bytes = max(0, num_bytes - old.file_bytes)
+            shelf.space.set_apart(digest, old)
         try:
-            row = await shelf.disk.write_ready(ready)
-            row.cost_s = cost_s
-            row.created_s = row.used_s = time.time()
-            shelf.enlist(key.digest, row)
+            await shelf.space.reserve(key.id, tenant, num_bytes, wait_s, self._remover.evict)
+            try:
+                row = await shelf.disk.write_ready(ready, None if old is None else lambda: self._make_way(digest))
+                row.cost_s = cost_s
+                row.created_s = row.used_s = time.time()
+                row.remote = "owed"
+                shelf.enlist(digest, row)
+            finally:
+                shelf.space.release(tenant, num_bytes)
         finally:
-            shelf.space.release(tenant, num_bytes)
+            if old is not None:
+                shelf.space.rejoin(digest)
+                shelf.leaving.discard(digest)
 
-    async def _store(self, key: ChunkKey, packed_ids: bytes, views: Sequence[memoryview], cost_s: float) -> None:
-        shelf = self._shelf
+    async def _make_way(self, digest: bytes) -> None:
+        """Have nobody read the file of a chunk any more: it is about to be another one."""
+        self._shelf.leaving.add(digest)
+        await self._remover.complete_leased(digest)
+        self._shelf.withdraw(digest)
+
+    async def _store(self, chunk: NewChunk) -> None:
+        shelf, (key, packed_ids, views, cost_s, *_) = self._shelf, chunk
         owned = [await self._copy(view) if view.readonly else view for view in views]
         entry = PoolEntry.filled(key, packed_ids, owned, cost_s)
+        is_below = shelf.disk is not None or await self._write_remote(key, packed_ids, owned)
         if shelf.disk is not None:
             await self.write_disk(key, packed_ids, owned, cost_s, self._wait_s)
-        elif await self._write_remote(key, packed_ids, owned):
-            pass
-        elif not await shelf.pool.wait_until_fits(entry.num_bytes, self._wait_s):
+        elif not is_below and not await shelf.pool.wait_until_fits(entry.num_bytes, self._wait_s):
             raise StoreWriteFailed(
                 f"chunk {key.id} takes {entry.num_bytes} bytes; {shelf.pool.pinned_bytes} of the budget of "
                 f"{shelf.pool.bytes_budget} bytes are leased, and the store has no folder"
             )
+        if chunk.replaces:
+            shelf.withdraw(key.digest)
         if shelf.pool.get(key.digest) is None:
             shelf.pool.add(entry)
+            if chunk.tier in ("disk", "remote") and is_below:
+                shelf.pool.demote(key.digest)
 
     async def _write_remote(self, key: ChunkKey, packed_ids: bytes, layers: Sequence[memoryview]) -> bool:
         """Whether there is a remote tier and it took the chunk; what it does not take may find room in memory."""

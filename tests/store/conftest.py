@@ -89,6 +89,13 @@ class FaultyIO(AiofilesIO):
         await self._enter("list_folder")
         return await super().list_folder(path)
 
+    async def list_folders(self, paths: Sequence[Path]) -> list[list[str] | OSError]:
+        try:
+            await self._enter("list_folders")
+        except OSError as error:
+            return [error for _ in paths]
+        return await super().list_folders(paths)
+
     async def read_heads(self, paths: Sequence[Path]) -> list[FileHead | OSError]:
         try:
             await self._enter("read_heads")

@@ -21,6 +21,7 @@ FINGERPRINT = "crash"
 WRITERS = 4
 HOST_BYTES = 1 << 20
 DELETE_EVERY = 5
+REPLACE_EVERY = 2
 
 
 def make_chunk(number: int) -> tuple[ChunkKey, tuple[int, ...], list[bytearray]]:
@@ -41,7 +42,7 @@ def say(word: str, number: int) -> None:
 
 
 async def write_for_ever(store: ChunkStore, number: int) -> None:
-    """Store one chunk after another, read an older one from disk, delete some."""
+    """Store one chunk after another, read an older one from disk, replace some by the same, delete some."""
     written: list[int] = []
     source = random.Random(number)
     while True:
@@ -53,6 +54,8 @@ async def write_for_ever(store: ChunkStore, number: int) -> None:
         if (lease := await store.lease(key, ids)) is not None:
             with lease:
                 await lease.prefetch(range(len(layers)))
+        if len(written) % REPLACE_EVERY == 0:
+            await store.put(*make_chunk(source.choice(written)), replace=True)
         if len(written) % DELETE_EVERY == 0:
             doomed = written.pop(source.randrange(len(written)))
             say("going", doomed)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import tarfile
 from pathlib import Path
 
 import pytest
-from chunk_files import ChunkFile, flip_byte, make_store
+from chunk_files import SHAPE, ChunkFile, flip_byte, make_store
 
 from kvblend.store.archive import export_chunks, import_chunks
+from kvblend.store.notes import write_note
+from kvblend.store.store import ChunkStore
 from kvblend.store.survey import BadOrder, Selection
 
 ONE, TWO = ChunkFile.make(1), ChunkFile.make(2)
@@ -64,3 +68,23 @@ def test_an_unknown_id_is_refused_before_a_file_is_made(tmp_path: Path) -> None:
     with pytest.raises(BadOrder, match="not that of a stored chunk"):
         export_chunks(root, tmp_path / "a.tar", Selection(ids=frozenset({"0" * 64})))
     assert not (tmp_path / "a.tar").exists()
+
+
+async def test_what_is_made_is_its_owners_alone(tmp_path: Path) -> None:
+    """Token ids can be read as text: whatever the umask says, nobody else may read a store."""
+    one = ChunkFile.make(1)
+    before = os.umask(0)
+    try:
+        async with await ChunkStore.open(tmp_path / "kv", SHAPE, "model-a", 1 << 20) as store:
+            await store.put(one.key, one.ids, [bytearray(layer) for layer in one.layers])
+            await asyncio.to_thread(write_note, tmp_path / "kv", "gate", {})
+            modes = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "kv").rglob("*")}
+        await asyncio.to_thread(export_chunks, tmp_path / "kv", tmp_path / "a.tar", Selection())
+        await asyncio.to_thread(import_chunks, tmp_path / "other", tmp_path / "a.tar")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "kv", tmp_path / "a.tar", tmp_path / "other", *(tmp_path / "other").rglob("*")):
+        modes[path] = path.stat().st_mode & 0o777
+    assert {path.name: oct(mode) for path, mode in modes.items() if mode != (0o700 if path.is_dir() else 0o600)} == {}
+    assert any(path.suffix == ".kvc" for path in modes)
+    assert any(path.name.startswith("index.sqlite3") for path in modes)

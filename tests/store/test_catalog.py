@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sqlite3
+import struct
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvblend.store.catalog import CATALOG_NAME, Catalog, Layout, Remembered
+from kvblend.store.catalog_rows import pack_row
 from kvblend.store.format import KVShape
 from kvblend.store.index import IndexRow
 
@@ -142,20 +145,28 @@ def run_sql(*statements: str) -> Callable[[Path], None]:
     return run
 
 
-def set_value(change: str) -> Callable[[Path], None]:
+def set_row(change: str) -> Callable[[Path], None]:
     return run_sql(f"UPDATE chunks SET {change}")
 
 
+def set_field(**change: Any) -> Callable[[Path], None]:
+    row = pack_row(digest(1), IndexRow(**{"num_tokens": 1, "file_bytes": 4096, **change}))
+    return run_sql(f"UPDATE chunks SET row = x'{row.hex()}'")
+
+
 HARMS = [
-    *map(
-        set_value, ("tokens = 'many'", "tokens = 0", "file_bytes = -1", "hits = -1", "cost_s = -1.0", "cost_s = 9e999")
-    ),
-    *map(set_value, ("digest = x'00'", "tenant = x'00'", "used_s = 'now'", "file_bytes = 1099511627776")),
+    *map(set_row, ("row = 'text'", "row = 7", "row = x'00'", "row = row || x'00'", "row = zeroblob(96)")),
+    *(set_field(cost_s=value) for value in (-1.0, math.inf, math.nan)),
+    *(set_field(**{name: math.nan}) for name in ("created_s", "used_s")),
+    set_field(num_tokens=0),
+    set_field(file_bytes=0),
+    set_field(file_bytes=1 << 40),
+    set_field(tenant="\xe9"),
     garbage,
     cut,
     empty,
     run_sql("PRAGMA user_version=0"),
-    run_sql("PRAGMA user_version=2"),
+    run_sql("PRAGMA user_version=1"),
     run_sql("DROP TABLE layouts"),
     run_sql("CREATE TABLE more(x)"),
     run_sql("CREATE TRIGGER t AFTER DELETE ON chunks BEGIN DELETE FROM layouts; END"),
@@ -215,7 +226,7 @@ async def test_a_failed_commit_leaves_the_older_state(tmp_path: Path) -> None:
     catalog, _ = await Catalog.open(tmp_path / CATALOG_NAME, LAYOUT)
     catalog.remove(digest(1))
     catalog.add(digest(2), IndexRow(1, 1 << 70))
-    with pytest.raises(OverflowError):
+    with pytest.raises(struct.error):
         await catalog._run(lambda: catalog._write(dict(catalog._changes), {}))
     catalog._changes.clear()
     await catalog.close()

@@ -21,7 +21,9 @@ BROKEN = OSError(errno.EIO, "Input/output error")
 
 
 async def write(tier: DiskTier, one: Sample) -> IndexRow:
-    return await tier.write(one.key, pack_ids(one.ids), [memoryview(layer) for layer in one.layers])
+    return await tier.write_ready(
+        await tier.prepare(one.key, pack_ids(one.ids), [memoryview(layer) for layer in one.layers])
+    )
 
 
 def kvc_files(root: Path) -> list[str]:

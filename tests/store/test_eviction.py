@@ -77,6 +77,17 @@ def test_held_items_stay(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
+def test_a_demoted_item_goes_first_unless_it_is_used(name: str) -> None:
+    for used in (False, True):
+        policy = make_policy(name)
+        fill(policy, (b"a", 1, 1.0), (b"b", 1, 9.0), (b"c", 1, 9.0))
+        policy.demote(b"c")
+        if used:
+            policy.use(b"c")
+        assert drain(policy) == ([b"a", b"b", b"c"] if used else [b"c", b"a", b"b"])
+
+
+@pytest.mark.parametrize("name", POLICIES)
 def test_discarded_items_do_not_come_up(name: str) -> None:
     policy = make_policy(name)
     fill(policy, (b"a", 3, 1.0), (b"b", 4, 1.0))
@@ -89,7 +100,7 @@ def test_discarded_items_do_not_come_up(name: str) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_unknown_items_do_not_matter(name: str) -> None:
     policy = make_policy(name)
-    for method in (policy.use, policy.hold, policy.free, policy.discard):
+    for method in (policy.use, policy.demote, policy.hold, policy.free, policy.discard):
         method(b"x")
     assert (len(policy), policy.free_bytes, policy.pop()) == (0, 0, None)
 
@@ -141,7 +152,7 @@ class Naive:
             if not self.places:
                 return None
             victim = min(self.places, key=lambda one: self.places[one])
-            self.age = self.places.pop(victim)[0]
+            self.age = max(self.age, self.places.pop(victim)[0])
             del self.items[victim]
             return victim
         elif digest in self.items:
@@ -150,6 +161,9 @@ class Naive:
                 self.items[digest] = (known[0], known[1], known[2] + 1)
                 if digest in self.places:
                     self.place(digest)
+            elif step == "demote" and digest in self.places:
+                self.time += 1
+                self.places[digest] = (-1.0, self.time if self.name == "cost" else -self.time)
             elif step == "hold":
                 self.places.pop(digest, None)
             elif step == "free" and digest not in self.places:
@@ -162,7 +176,7 @@ class Naive:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["add", "add", "add", "use", "hold", "free", "discard", "pop", "pop"]),
+        st.sampled_from(["add", "add", "add", "use", "demote", "hold", "free", "discard", "pop", "pop"]),
         st.integers(0, 9),
         st.integers(1, 8),
         st.integers(0, 4),

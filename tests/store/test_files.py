@@ -122,3 +122,12 @@ async def test_files_are_fsynced(disk: DiskIO, tmp_path: Path, monkeypatch: pyte
     await disk.write_file(tmp_path / "f", [b"x"])
     await disk.sync_folder(tmp_path)
     assert synced == [(tmp_path / "f").stat().st_ino, folder]
+
+
+async def test_folders_are_listed_together_and_fail_each_alone(disk: AiofilesIO, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").touch()
+    first, missing, last = await disk.list_folders([tmp_path / "a", tmp_path / "no", tmp_path / "b"])
+    assert (first, last) == (["x"], ["x"])
+    assert isinstance(missing, FileNotFoundError)

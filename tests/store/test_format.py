@@ -21,13 +21,13 @@ from kvblend.store.format import (
     header_region_bytes,
     parse_header,
 )
-from kvblend.store.keys import ChunkKey, pack_ids
+from kvblend.store.keys import ChunkKey, ids_digest, pack_ids
 
 SHAPE = KVShape(3, 2, 4, "float32")
 IDS = (5, 6, 70000)
 KEY = ChunkKey.of("fp", "salt", (1,), IDS)
-# BLAKE3 of the file as it was written before layers could be longer
-PLAIN_FILE = "fad2fe6d7508dcab48e92f8751c963ed0c8527f793b5cd5f7054211375ea972c"
+# BLAKE3 of a file of format version 2
+PLAIN_FILE = "323d4c6bb7a1cfbee7b6646045ab10417bc2db236e599e7c14c4a4829beb9ec4"
 PAYLOADS = [bytes([index]) * SHAPE.layer_bytes(len(IDS)) for index in range(3)]
 
 
@@ -41,10 +41,10 @@ def whole_file() -> bytes:
     return region + b"".join(payload.ljust(align(len(payload)), b"\0") for payload in PAYLOADS)
 
 
-def forge(fields: object) -> bytes:
+def forge(fields: object, version: int = 2) -> bytes:
     """A header region with a right checksum around any content."""
     packed: bytes = fields if isinstance(fields, bytes) else msgpack.packb(fields)
-    preamble = struct.pack("<8sII", MAGIC, 1, len(packed))
+    preamble = struct.pack("<8sII", MAGIC, version, len(packed))
     body = packed.ljust(align(48 + len(packed)) - 48, b"\0")
     return preamble + blake3(preamble + body).digest() + body
 
@@ -66,7 +66,7 @@ def test_a_stranger_can_read_a_file_by_the_page() -> None:
     assert raw[:8] == b"\x89KVBLEND"
     version, length = struct.unpack_from("<II", raw, 8)
     data_start = -(-(48 + length) // 4096) * 4096
-    assert version == 1
+    assert version == 2
     assert raw[16:48] == blake3(raw[:16] + raw[48:data_start]).digest()
     header = msgpack.unpackb(raw[48 : 48 + length])
     assert struct.unpack("<3I", header["token_ids"]) == IDS
@@ -122,8 +122,8 @@ def test_other_kinds_of_file_are_foreign(raw: bytes) -> None:
 
 
 def test_another_version_is_foreign() -> None:
-    raw = MAGIC + struct.pack("<II", 2, 10) + bytes(4096)
-    with pytest.raises(ForeignFile, match="version is 2"):
+    raw = MAGIC + struct.pack("<II", 3, 10) + bytes(4096)
+    with pytest.raises(ForeignFile, match="version is 3"):
         parse_header(raw, len(raw))
 
 
@@ -135,7 +135,8 @@ def test_a_huge_header_is_refused_before_it_is_read() -> None:
 def wrong_values() -> list[tuple[str, object]]:
     span = [0, SHAPE.layer_bytes(3), bytes(32)]
     return [
-        ("fingerprint", b"bytes"), ("salt", 3), ("conditioning", bytes(31)), ("conditioning", "x" * 32),
+        ("fingerprint", b"bytes"), ("tenant", 3), ("tenant", "ab"), ("tenant", "G" * 64),
+        ("conditioning", bytes(31)), ("conditioning", "x" * 32),
         ("token_ids", b""), ("token_ids", b"123"), ("token_ids", [1, 2]), ("num_layers", 0), ("num_layers", True),
         ("num_layers", 2), ("num_layers", 2**40), ("num_kv_heads", -1), ("head_dim", 4.0), ("dtype", "float64"),
         ("dtype", ["float32"]), ("alignment", 1), ("alignment", 4096.0), ("layers", {}), ("layers", []),
@@ -152,6 +153,37 @@ def test_wrong_values_under_a_right_checksum_are_refused(name: str, value: objec
     fields[name] = value
     with pytest.raises(ChunkDamaged):
         parse_header(forge(fields), len(whole_file()))
+
+
+def old_fields(salt: str) -> dict[str, Any]:
+    """The fields of a header of version 1."""
+    fields = good_fields()
+    del fields["tenant"]
+    return {**fields, "salt": salt}
+
+
+def test_a_file_of_version_1_without_a_salt_is_read_under_its_old_id() -> None:
+    key = parse_header(forge(old_fields(""), version=1), len(whole_file())).key
+    assert key == ChunkKey.of("fp", "", (1,), IDS)
+    assert key.digest == blake3(msgpack.packb([1, "fp", "", ids_digest([1]), ids_digest(IDS)])).digest()
+
+
+def test_a_file_of_version_1_with_its_salt_in_clear_is_left_alone() -> None:
+    with pytest.raises(ForeignFile, match="salt in clear"):
+        parse_header(forge(old_fields("ann"), version=1), len(whole_file()))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_fields_of_the_other_version_are_damage(version: int) -> None:
+    fields = good_fields() if version == 1 else old_fields("")
+    with pytest.raises(ChunkDamaged, match="fields of its format version"):
+        parse_header(forge(fields, version), len(whole_file()))
+
+
+def test_no_salt_stands_in_a_file() -> None:
+    _, region = build_header(ChunkKey.of("fp", "a secret", (), IDS), pack_ids(IDS), SHAPE, [bytes(32)] * 3)
+    assert b"a secret" not in region
+    assert blake3(b"a secret").hexdigest().encode() in region
 
 
 def test_the_forged_header_without_a_change_is_accepted() -> None:

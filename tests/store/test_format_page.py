@@ -24,7 +24,7 @@ L, H, T, D = 3, 2, 5, 4
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 KEYS = {
     "fingerprint": str,
-    "salt": str,
+    "tenant": str,
     "conditioning": bytes,
     "token_ids": bytes,
     "num_layers": int,
@@ -65,11 +65,14 @@ def read_chunk(path: Path) -> Chunk:
     raw = path.read_bytes()
     require(raw[:8] == bytes.fromhex("894B56424C454E44"), "magic")
     version, n = struct.unpack_from("<II", raw, 8)
-    require(version == 1, "version")
+    require(version in (1, 2), "version")
     data_start = up(48 + n)
     require(data_start <= 16 * 1024 * 1024, "header length")
     require(raw[16:48] == blake3(raw[0:16] + raw[48:data_start]).digest(), "header checksum")
     header = msgpack.unpackb(raw[48 : 48 + n])
+    if version == 1:
+        require(header.pop("salt", None) == "", "version")
+        header["tenant"] = ""
     require({key: type(value) for key, value in header.items()} == KEYS, "keys")
     tokens = len(header["token_ids"]) // 4
     spans = check_layers(header, tokens)
@@ -100,7 +103,7 @@ def check_layers(header: dict[str, Any], tokens: int) -> list[tuple[int, int, by
 
 def chunk_id(header: dict[str, Any], tokens: int) -> str:
     content = blake3(struct.pack("<Q", tokens) + header["token_ids"]).digest()
-    parts = [1, header["fingerprint"], header["salt"], header["conditioning"], content]
+    parts = [1, header["fingerprint"], header["tenant"], header["conditioning"], content]
     return blake3(msgpack.packb(parts)).hexdigest()
 
 
@@ -160,7 +163,11 @@ async def store_file(root: Path, dtype: str, layer: bytes) -> Path:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 async def test_a_stranger_reads_what_was_stored(tmp_path: Path, dtype: str) -> None:
     chunk = read_chunk(await store_file(tmp_path, dtype, pack_floats(PLAIN, dtype)))
-    assert (chunk.token_ids, chunk.header["fingerprint"], chunk.header["salt"]) == (IDS, "model-a", "ann")
+    assert (chunk.token_ids, chunk.header["fingerprint"], chunk.header["tenant"]) == (
+        IDS,
+        "model-a",
+        blake3(b"ann").hexdigest(),
+    )
     assert chunk.k == [shape_of(PLAIN[: H * T * D], H, T, D)] * L
     assert chunk.v == [shape_of(PLAIN[H * T * D :], H, T, D)] * L
     assert chunk.sensitivity == [None] * L

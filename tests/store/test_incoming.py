@@ -36,9 +36,10 @@ def test_ids_that_the_key_does_not_name_are_refused() -> None:
         check_ids(ChunkKey.of("fp", "", (), (1,)), (2,), "fp")
 
 
-def test_a_long_salt_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"key\.salt has 65537 bytes"):
-        check_ids(ChunkKey.of("fp", "x" * (TEXT_BYTES_MAX + 1), (), (1,)), (1,), "fp")
+def test_a_long_fingerprint_is_refused() -> None:
+    long = "x" * (TEXT_BYTES_MAX + 1)
+    with pytest.raises(ValueError, match=r"key\.fingerprint has 65537 bytes"):
+        check_ids(ChunkKey.of(long, "", (), (1,)), (1,), long)
 
 
 def test_layers_are_seen_as_flat_bytes_without_a_copy(sample: Make, shape: KVShape) -> None:

@@ -9,7 +9,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvblend.store.keys import FORMAT_VERSION, ChunkKey, id_digest, ids_digest, pack_ids, unpack_ids
+from kvblend.store.keys import ChunkKey, id_digest, ids_digest, pack_ids, unpack_ids
 
 ids_lists = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 
@@ -42,7 +42,7 @@ def test_ids_of_odd_length_are_refused() -> None:
 
 def test_key_digest_is_what_the_format_page_says() -> None:
     key = ChunkKey.of("fp", "salt", [1], [2, 3])
-    packed = msgpack.packb([FORMAT_VERSION, "fp", "salt", ids_digest([1]), ids_digest([2, 3])])
+    packed = msgpack.packb([1, "fp", blake3(b"salt").hexdigest(), ids_digest([1]), ids_digest([2, 3])])
     assert key.digest == blake3(packed).digest()
     assert key.id == key.digest.hex()
 
@@ -79,8 +79,15 @@ def test_parts_that_are_no_digests_are_refused() -> None:
 
 
 def test_text_that_utf8_cannot_hold_is_refused() -> None:
-    with pytest.raises(ValueError, match="UTF-8"):
-        ChunkKey("fp", "\ud800", bytes(32), bytes(32))
+    for texts in (("fp", "\ud800"), ("\ud800", "s")):
+        with pytest.raises(ValueError, match="UTF-8"):
+            ChunkKey.of(*texts, (), ())
+
+
+@pytest.mark.parametrize("tenant", ["s", "A" * 64, "0" * 63, "0" * 65, "0" * 64 + "\n", "-"])
+def test_what_is_no_digest_of_a_salt_is_no_tenant(tenant: str) -> None:
+    with pytest.raises(ValueError, match="tenant is"):
+        ChunkKey("fp", tenant, bytes(32), bytes(32))
 
 
 @pytest.mark.parametrize("bad", ["", "ab", "g" * 64, "A" * 64, "0" * 63, "0" * 65, "../" + "0" * 61, "٠" * 64])

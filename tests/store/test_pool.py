@@ -93,6 +93,16 @@ def test_uses_count_and_pins_alone_do_not() -> None:
     assert holds(pool, a, b) == [True, False]
 
 
+@pytest.mark.parametrize("policy", ["lru", "cost"])
+def test_a_demoted_entry_goes_first(policy: str) -> None:
+    pool, (a, b, c) = HostPool(20, policy), map(entry, range(3))
+    pool.add(a)
+    pool.add(b)
+    pool.demote(b.key.digest)
+    pool.add(c)
+    assert holds(pool, a, b, c) == [True, False, True]
+
+
 class Watch:
     def __init__(self) -> None:
         self.heard: list[tuple[str, bytes]] = []

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvblend.store.disk import allocate
 from kvblend.store.errors import ChunkDamaged
 from kvblend.store.keys import pack_ids
 from kvblend.store.pool import HostPool, PoolEntry
@@ -28,11 +27,11 @@ class Desk:
 
 async def set_up(open_tier: OpenTier, one: Sample, io: FaultyIO | None = None) -> Desk:
     tier, _ = await open_tier(io)
-    await tier.write(one.key, pack_ids(one.ids), [memoryview(layer) for layer in one.layers])
+    await tier.write_ready(await tier.prepare(one.key, pack_ids(one.ids), [memoryview(layer) for layer in one.layers]))
     header = await tier.read_header(one.key.digest)
     pool, tasks = HostPool(1 << 20), TaskSet()
     failures: list[str] = []
-    entry = PoolEntry.empty(header, allocate(header.data_bytes), tier, "disk")
+    entry = PoolEntry.empty(header, memoryview(bytearray(header.data_bytes)), tier, "disk")
     pool.add(entry)
     reader = LayerReader(pool, tasks, lambda _, error: failures.append(str(error)))
     desk = Desk(reader, entry, pool, tasks)

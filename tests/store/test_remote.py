@@ -7,7 +7,6 @@ from redis_server import RedisServer
 from remote_rig import OpenRemote, fetch, key_of, read, write
 
 from kvblend.store import remote
-from kvblend.store.disk import allocate
 
 if TYPE_CHECKING:
     from tests.store.conftest import Make
@@ -32,7 +31,7 @@ async def test_some_layers_go_to_their_places(redis_server: RedisServer, open_re
     tier, one = await open_remote(redis_server.url), sample()
     await write(tier, one)
     header = await fetch(tier, one)
-    data = allocate(header.data_bytes)
+    data = memoryview(bytearray(header.data_bytes))
     await tier.read_layers(header, data, 1, 3)
     found = [bytes(data[span.offset : span.offset + span.length]) for span in header.layers]
     assert found == [bytes(len(one.layers[0])), *one.layers[1:3], bytes(len(one.layers[3]))]

@@ -15,7 +15,7 @@ from kvblend.store import scan
 from kvblend.store.catalog import CATALOG_NAME
 from kvblend.store.format import build_header, checksum
 from kvblend.store.keys import pack_ids
-from kvblend.store.scan import ScanReport
+from kvblend.store.scan import ScanReport, digests_of
 from kvblend.store.store import ChunkStore
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ async def test_another_models_files_are_read_once_and_left_alone(
     assert await is_served(store, sample(0))
 
 
-@pytest.mark.parametrize("version", [0, 2, 1 << 31])
+@pytest.mark.parametrize("version", [0, 3, 1 << 31])
 async def test_a_file_of_another_format_version_is_left_alone_and_counted(
     open_store: OpenStore, sample: Make, tmp_path: Path, version: int
 ) -> None:
@@ -137,7 +137,7 @@ async def test_a_file_that_changed_its_version_behind_the_catalog_is_a_miss(
 ) -> None:
     await fill(open_store, tmp_path, sample())
     raw = bytearray(sample().path(tmp_path).read_bytes())
-    raw[8] = 2
+    raw[8] = 3
     sample().path(tmp_path).write_bytes(raw)
     store = await open_store(tmp_path)
     assert not await is_served(store, sample())
@@ -176,3 +176,35 @@ async def test_odd_names_do_not_hide_a_chunk(open_store: OpenStore, sample: Make
     (folder / ("a" * 62 + "  .kvc")).write_bytes(b"mine")
     store = await open_store(tmp_path)
     assert (store.stats().chunks, store.stats().headers_read) == (1, 0)
+
+
+ID = "ab" + "0123456789abcdef" * 3 + "0" * 14
+
+
+def test_names_of_chunk_files_are_digests() -> None:
+    other = ID[:-1] + "f"
+    assert digests_of([], "ab") == []
+    assert digests_of([f"{ID}.kvc", f"{other}.kvc"], "ab") == [bytes.fromhex(ID), bytes.fromhex(other)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"{ID}.tmp"], [f"{ID}.kvc", f"{ID}.tmp"], [f".kvc{ID}"], [f"{ID.upper()}.kvc"], [f"{ID[:-1]} .kvc"],
+        [f"{ID[:-1]}.kvc", f"{ID}0.kvc"], [f"{ID[:-2]}x0.kvc"], [f"{ID[:32]}.kvc{ID[32:]}"], ["cd" + ID[2:] + ".kvc"],
+        [f"{ID}.kvc", ""], [f"{ID[:-1]}\uff10.kvc"],
+    ],
+)  # fmt: skip
+def test_other_names_in_a_folder_are_looked_at_one_by_one(names: list[str]) -> None:
+    assert digests_of(names, "ab") is None
+
+
+async def test_odd_names_beside_chunks_do_no_harm(open_store: OpenStore, sample: Make, tmp_path: Path) -> None:
+    await fill(open_store, tmp_path, sample(0), sample(1))
+    for number in range(2):
+        folder = sample(number).path(tmp_path).parent
+        for name in ("x", ".kvc" + "0" * 64, f"{sample(number).key.id.upper()}.kvc", f"{'0' * 64}.tmp"):
+            (folder / name).write_bytes(b"")
+    store = await open_store(tmp_path)
+    assert (store.stats().chunks, store.stats().headers_read, store.stats().damaged) == (2, 0, 0)
+    assert not any(sample(number).path(tmp_path).with_name(f"{'0' * 64}.tmp").exists() for number in range(2))

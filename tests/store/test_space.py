@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvblend.store.errors import StoreWriteFailed
+from kvblend.store.errors import SpillFailed, StoreWriteFailed
 from kvblend.store.index import ChunkIndex, IndexRow
 from kvblend.store.space import DiskSpace
 
@@ -36,6 +36,12 @@ class Desk:
             return False
         self.gone.append(digest)
         return True
+
+    async def keep(self, digest: bytes) -> bool:
+        """An eviction that finds no place below for some."""
+        if digest in self.stuck:
+            raise SpillFailed("no copy")
+        return await self.evict(digest)
 
     async def reserve(self, size: int, tenant: str = "t", wait_s: float = 0.0) -> None:
         await self.space.reserve("new", tenant, size, wait_s, self.evict)
@@ -247,3 +253,47 @@ async def live(steps: list[tuple[str, int, int]], policy: str) -> None:
 @given(steps=steps)
 def test_limits_hold_and_held_chunks_stay_whatever_happens(policy: str, steps: list[tuple[str, int, int]]) -> None:
     asyncio.run(live(steps, policy))
+
+
+@pytest.mark.parametrize("policy", ["lru", "cost"])
+async def test_what_must_stay_is_passed_over_and_stays_in_line(policy: str) -> None:
+    desk = Desk(100, policy=policy)
+    for name in (b"a", b"b", b"c", b"d"):
+        desk.add(name, 25)
+    desk.stuck = {b"a", b"b"}
+    await desk.space.reserve("new", "t", 25, 0.0, desk.keep)
+    desk.space.release("t", 25)
+    assert desk.gone == [b"c"]
+    desk.stuck.clear()
+    await desk.space.reserve("new", "t", 100, 0.0, desk.keep)
+    assert sorted(desk.gone) == [b"a", b"b", b"c", b"d"]
+
+
+async def test_what_must_stay_and_is_used_meanwhile_is_held() -> None:
+    desk = Desk(100)
+    for name in (b"a", b"b"):
+        desk.add(name, 50)
+    desk.stuck = {b"a", b"b"}
+    desk.space.is_pinned = lambda digest: digest == b"a"
+    with pytest.raises(StoreWriteFailed, match="remote tier does not take"):
+        await desk.space.reserve("new", "t", 50, 0.0, desk.keep)
+    assert desk.space.reserved_bytes == 0
+    desk.stuck.clear()
+    await desk.space.reserve("new", "t", 50, 0.0, desk.keep)
+    assert desk.gone == [b"b"]
+
+
+async def test_what_is_set_apart_goes_for_nobody_until_it_rejoins() -> None:
+    desk = Desk(100)
+    for name in (b"a", b"b"):
+        desk.add(name, 50)
+    row = desk.index.get(b"a")
+    assert row is not None
+    desk.space.set_apart(b"a", row)
+    desk.space.add(b"a", row)
+    await desk.reserve(50)
+    assert desk.gone == [b"b"]
+    desk.space.release("t", 50)
+    desk.space.rejoin(b"a")
+    await desk.reserve(100)
+    assert desk.gone == [b"b", b"a"]

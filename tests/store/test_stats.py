@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from kvblend.store.aside import Aside
 from kvblend.store.disk import ScanReport
 from kvblend.store.format import KVShape
 from kvblend.store.index import ChunkIndex, IndexRow
@@ -20,13 +21,14 @@ def test_a_snapshot_takes_each_number_from_its_owner() -> None:
     reader.layers_read, reader.bytes_read = 3, 33
     counts = Counts(leases=1, hits_host=2, hits_disk=3, misses=4, writes=5, writes_failed=6, damaged=7, foreign=8)
     index = ChunkIndex({b"a": IndexRow(1, 11), b"b": IndexRow(1, 22)})
-    stats = count_stats(counts, index, DiskSpace(index, 50), pool, reader, has_disk=True)
+    stats = count_stats(counts, index, DiskSpace(index, 50), pool, reader, aside=Aside(9, 99))
     assert (stats.chunks, stats.disk_bytes, stats.disk_bytes_budget) == (2, 33, 50)
     assert stats.tenants == {"-": TenantStats(2, 33, 0)}
     assert (stats.host_chunks, stats.host_bytes, stats.host_bytes_budget, stats.pinned_bytes) == (1, 10, 100, 10)
     assert (stats.leases, stats.hits_host, stats.hits_disk, stats.misses) == (1, 2, 3, 4)
     assert (stats.writes, stats.writes_failed, stats.layers_read, stats.bytes_read) == (5, 6, 3, 33)
     assert (stats.evictions, stats.damaged, stats.foreign) == (0, 7, 8)
+    assert (stats.aside_files, stats.aside_bytes) == (9, 99)
 
 
 def test_without_a_disk_the_pool_is_counted() -> None:

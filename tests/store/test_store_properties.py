@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from tests.store.conftest import FaultyIO, Make
 
 ACTIONS = (
-    "put", "put", "fill", "fill", "read", "read", "hold", "release", "evict", "delete", "restart", "race",
-    "flip", "flip", "cut", "lose", "fail_write", "fail_read", "short_write", "short_reads", "wrong_reads",
-    "hang_read", "hang_write",
+    "put", "put", "fill", "fill", "read", "read", "hold", "release", "evict", "delete", "restart", "race", "replace",
+    "fail_replace", "flip", "flip", "cut", "lose", "fail_write", "fail_read", "short_write", "short_reads",
+    "wrong_reads", "hang_read", "hang_write",
 )  # fmt: skip
 STEP_S = 20.0
 """No step waits for ever, on whatever machine; a deadlock shows as this one's TimeoutError."""

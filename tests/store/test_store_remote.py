@@ -14,6 +14,7 @@ from remote_rig import SHORT_S, key_of
 
 from kvblend.store.errors import ChunkDamaged
 from kvblend.store.format import KVShape
+from kvblend.store.keys import tenant_of
 from kvblend.store.remote import RemoteTier
 from kvblend.store.store import ChunkStore
 
@@ -186,7 +187,7 @@ async def test_another_tenants_chunk_is_not_found(
     one = sample()
     await fill(open_with_remote, tmp_path / "a", redis_server.url, one)
     other = await open_with_remote(tmp_path / "b", redis_server.url)
-    key = type(one.key)(one.key.fingerprint, "another", one.key.conditioning, one.key.content)
+    key = type(one.key)(one.key.fingerprint, tenant_of("another"), one.key.conditioning, one.key.content)
     assert await other.lease(key, one.ids) is None
 
 

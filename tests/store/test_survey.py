@@ -8,7 +8,7 @@ import pytest
 from chunk_files import ChunkFile, flip_byte, make_store
 
 from kvblend.store.errors import ChunkDamaged, StoreUnusable
-from kvblend.store.keys import tenant_tag
+from kvblend.store.keys import tenant_of, tenant_tag
 from kvblend.store.root import claim_root, release_root
 from kvblend.store.survey import Selection, read_header, require_store, survey, verify_file
 
@@ -21,9 +21,9 @@ def test_chunks_of_all_models_and_tenants_are_found(tmp_path: Path) -> None:
     one, two = ChunkFile.make(1), ChunkFile.make(2, tokens=9, fingerprint="model-b", salt="ann")
     make_store(tmp_path, one, two)
     found = {chunk.id: chunk for chunk in survey(tmp_path).chunks}
-    assert {(c.fingerprint, c.salt, c.num_tokens, c.file_bytes) for c in found.values()} == {
+    assert {(c.fingerprint, c.tenant, c.num_tokens, c.file_bytes) for c in found.values()} == {
         ("model-a", "", 5, len(one.raw)),
-        ("model-b", "ann", 9, len(two.raw)),
+        ("model-b", tenant_of("ann"), 9, len(two.raw)),
     }
     assert set(found) == {one.key.id, two.key.id}
 
@@ -109,9 +109,9 @@ def test_a_tenant_is_selected_by_salt_or_tag(tmp_path: Path) -> None:
     make_store(tmp_path, ChunkFile.make(1, salt="ann"), ChunkFile.make(2, salt="bob"), ChunkFile.make(3))
     chunks = survey(tmp_path).chunks
     for tenant in ("ann", tenant_tag("ann")):
-        assert [chunk.salt for chunk in chunks if Selection(tenant=tenant).holds(chunk)] == ["ann"]
+        assert [chunk.tenant for chunk in chunks if Selection(tenant=tenant).holds(chunk)] == [tenant_of("ann")]
     for tenant in ("", "-"):
-        assert [chunk.salt for chunk in chunks if Selection(tenant=tenant).holds(chunk)] == [""]
+        assert [chunk.tenant for chunk in chunks if Selection(tenant=tenant).holds(chunk)] == [""]
 
 
 def test_a_missing_folder_is_named_and_not_made(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from fault_proxy import FaultProxy
 from redis_server import RedisServer
 
-from kvblend.store.disk import allocate
 from kvblend.store.format import ChunkHeader, KVShape
 from kvblend.store.keys import ChunkKey, pack_ids
 from kvblend.store.remote import RemoteTier
@@ -48,7 +47,7 @@ async def fetch(tier: RemoteTier, one: Chunk) -> ChunkHeader:
 
 
 async def read(tier: RemoteTier, header: ChunkHeader) -> list[bytes]:
-    data = allocate(header.data_bytes)
+    data = memoryview(bytearray(header.data_bytes))
     await tier.read_layers(header, data, 0, len(header.layers))
     return [bytes(data[span.offset : span.offset + span.length]) for span in header.layers]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -73,6 +74,15 @@ class Life:
             return
         assert not (created and was_sure)
         if created:
+            self.sure.add(number)
+            self.doubtful.discard(number)
+
+    async def replace(self, pick: int) -> None:
+        """Store a chunk anew; where that fails, the old one must still be there."""
+        number = pick % CHUNKS
+        one = self.samples[number]
+        with contextlib.suppress(StoreWriteFailed):
+            assert await self.store.put(one.key, one.ids, one.layers, replace=True)
             self.sure.add(number)
             self.doubtful.discard(number)
 
@@ -174,6 +184,9 @@ class Life:
 
     async def fail_write(self, pick: int) -> None:
         await self.failing(WRITE_STEPS, pick, self.put)
+
+    async def fail_replace(self, pick: int) -> None:
+        await self.failing(WRITE_STEPS, pick, self.replace)
 
     async def fail_read(self, pick: int) -> None:
         self.doubt(pick % CHUNKS)

@@ -21,7 +21,7 @@ from kvblend.cli.failures import BadInput, CommandError
 from kvblend.cli.folders import default_store_folder
 from kvblend.store import maintenance
 from kvblend.store.archive import ArchiveDamaged, export_chunks, import_chunks
-from kvblend.store.keys import tenant_tag
+from kvblend.store.keys import tag_of
 from kvblend.store.survey import ODD_KINDS, ChunkInfo, OddFile, Progress, Selection, Survey, survey
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -47,7 +47,8 @@ def show_stats(folder: Path | None, *, as_json: bool) -> None:
     with _bar("reading headers") as progress:
         found = survey(root, progress)
     models, tenants = _sums(found.chunks, _model_fields), _sums(found.chunks, _tenant_fields)
-    totals = {"store": str(root), **_totals(found.chunks), **_odd_counts(found), "set_aside": found.set_aside}
+    aside = {"set_aside": found.aside.files, "set_aside_bytes": found.aside.num_bytes}
+    totals = {"store": str(root), **_totals(found.chunks), **_odd_counts(found), **aside}
     if as_json:
         _print_json({**totals, "models": models, "tenants": tenants})
         return
@@ -178,7 +179,7 @@ def _model_fields(chunk: ChunkInfo) -> dict[str, Any]:
 
 
 def _tenant_fields(chunk: ChunkInfo) -> dict[str, Any]:
-    return {"tenant": tenant_tag(chunk.salt)}
+    return {"tenant": tag_of(chunk.tenant)}
 
 
 def _row(chunk: ChunkInfo) -> dict[str, Any]:

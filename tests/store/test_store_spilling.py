@@ -1,0 +1,180 @@
+"""Chunks that leave the disk where there is a remote tier: not before it has them, unless it fails for long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from fake_remote import FakeRemote
+
+from kvblend.store import copies
+from kvblend.store.errors import StoreWriteFailed
+from kvblend.store.format import KVShape
+from kvblend.store.keys import ChunkKey, pack_ids
+from kvblend.store.store import ChunkStore
+
+if TYPE_CHECKING:
+    from tests.store.conftest import Make, OpenStore, Sample
+
+FILE_BYTES = 5 * 4096
+"""What a sample takes on disk."""
+
+
+@pytest.fixture
+def remote(shape: KVShape) -> FakeRemote:
+    return FakeRemote(shape)
+
+
+def keep(remote: FakeRemote, one: Sample) -> None:
+    remote.keep(one.key, pack_ids(one.ids), one.layers)
+
+
+async def put(store: ChunkStore, *samples: Sample) -> None:
+    for one in samples:
+        await store.put(one.key, one.ids, one.layers)
+
+
+async def read_all(store: ChunkStore, one: Sample) -> list[bytes]:
+    lease = await store.lease(one.key, one.ids)
+    assert lease is not None
+    with lease:
+        await lease.prefetch(range(4))
+        return [bytes(await lease.layer(index)) for index in range(4)]
+
+
+async def test_a_chunk_whose_copy_fails_stays_on_disk(
+    open_store: OpenStore, sample: Make, remote: FakeRemote, tmp_path: Path
+) -> None:
+    store = await open_store(tmp_path, remote=remote, disk_bytes_budget=2 * FILE_BYTES, disk_policy="lru")
+    remote.broken = TimeoutError("too slow")
+    await put(store, sample(0), sample(1))
+    with pytest.raises(StoreWriteFailed, match="the remote tier does not take what would go"):
+        await put(store, sample(2))
+    assert [store.contains(sample(number).key) for number in range(3)] == [True, True, False]
+    assert (store.stats().disk_bytes, store.stats().remote_lost) == (2 * FILE_BYTES, 0)
+    remote.broken = None
+    await put(store, sample(2))
+    assert [store.contains(sample(number).key) for number in range(3)] == [False, True, True]
+    assert await read_all(store, sample(0)) == sample(0).layers
+
+
+async def test_another_chunk_goes_in_place_of_one_whose_copy_fails(
+    open_store: OpenStore, sample: Make, remote: FakeRemote, tmp_path: Path
+) -> None:
+    store = await open_store(tmp_path, remote=remote, disk_bytes_budget=2 * FILE_BYTES, disk_policy="lru")
+    remote.broken = TimeoutError("too slow")
+    await put(store, sample(0))
+    await store._copies.close(1.0)
+    remote.broken = None
+    store._copies.closed = False
+    await put(store, sample(1))
+    await store._copies.close(1.0)
+    remote.broken = TimeoutError("too slow")
+    await put(store, sample(2))
+    assert [store.contains(sample(number).key) for number in range(3)] == [True, False, True]
+
+
+class Recovering(FakeRemote):
+    """Takes nothing at first; the third write is well."""
+
+    async def write(self, key: ChunkKey, packed_ids: bytes, layers: Sequence[memoryview]) -> None:
+        if self.calls.count("write") < 2:
+            self.calls.append("write")
+            raise TimeoutError("too slow")
+        await super().write(key, packed_ids, layers)
+
+
+async def test_a_put_tries_again_until_its_time_is_over(
+    open_store: OpenStore, sample: Make, shape: KVShape, tmp_path: Path
+) -> None:
+    remote = Recovering(shape)
+    store = await open_store(tmp_path, remote=remote, disk_bytes_budget=FILE_BYTES, wait_s=60.0)
+    await put(store, sample(0), sample(1))
+    assert [store.contains(sample(number).key) for number in range(2)] == [False, True]
+    assert sample(0).key.digest in remote.chunks
+
+
+async def test_while_the_remote_tier_fails_for_long_chunks_are_lost_and_counted(
+    open_store: OpenStore,
+    sample: Make,
+    remote: FakeRemote,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(copies, "SPILL_GRACE_S", 0.0)
+    store = await open_store(tmp_path, remote=remote, disk_bytes_budget=FILE_BYTES, disk_policy="lru")
+    remote.broken = TimeoutError("too slow")
+    await put(store, *(sample(number) for number in range(4)))
+    assert [store.contains(sample(number).key) for number in range(4)] == [False, False, False, True]
+    assert store.stats().remote_lost == 3
+    assert caplog.text.count("leave the disk without a copy") == 1
+
+
+async def test_an_older_chunk_is_copied_before_it_leaves_the_disk(
+    open_store: OpenStore, sample: Make, remote: FakeRemote, tmp_path: Path
+) -> None:
+    store = await open_store(tmp_path)
+    await put(store, sample(0))
+    await store.close()
+    store = await open_store(tmp_path, remote=remote, disk_bytes_budget=FILE_BYTES)
+    await put(store, sample(1))
+    assert await read_all(store, sample(0)) == sample(0).layers
+
+
+async def test_what_the_remote_tier_has_is_not_sent_again(
+    open_store: OpenStore, sample: Make, remote: FakeRemote, tmp_path: Path
+) -> None:
+    keep(remote, sample(0))
+    store = await open_store(tmp_path)
+    await put(store, sample(0))
+    await store.close()
+    store = await open_store(tmp_path, remote=remote, disk_bytes_budget=FILE_BYTES)
+    remote.gate("write")
+    await put(store, sample(1))
+    assert not store.contains(sample(0).key)
+    remote.open_gate("write")
+
+
+async def test_a_chunk_for_the_remote_tier_leaves_the_disk_first_once_it_is_there(
+    open_store: OpenStore, sample: Make, remote: FakeRemote, tmp_path: Path
+) -> None:
+    for policy in ("lru", "cost"):
+        store = await open_store(tmp_path / policy, remote=remote, disk_bytes_budget=3 * FILE_BYTES, disk_policy=policy)
+        await put(store, sample(0))
+        await store.put(sample(1).key, sample(1).ids, sample(1).layers, tier="remote", cost_s=9.0)
+        await put(store, sample(2))
+        await store._copies.close(1.0)
+        await put(store, sample(3))
+        assert [store.contains(sample(number).key) for number in range(4)] == [True, False, True, True]
+        assert await read_all(store, sample(1)) == sample(1).layers
+
+
+async def test_a_chunk_for_the_remote_tier_stays_in_line_while_it_is_not_there(
+    open_store: OpenStore, sample: Make, remote: FakeRemote, tmp_path: Path
+) -> None:
+    store = await open_store(tmp_path, remote=remote, disk_bytes_budget=2 * FILE_BYTES, disk_policy="lru")
+    remote.broken = TimeoutError("too slow")
+    await put(store, sample(0))
+    await store.put(sample(1).key, sample(1).ids, sample(1).layers, tier="remote")
+    await store._copies.close(1.0)
+    remote.broken = None
+    await put(store, sample(2))
+    assert [store.contains(sample(number).key) for number in range(3)] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("failures_s", "long"),
+    [((0.0,), False), ((0.0, 59.0), False), ((0.0, 30.0, 60.0), True), ((0.0, 3600.0), True), ((0.0, 3601.0), False)],
+)
+def test_an_outage_is_long_after_a_minute_of_failures(
+    monkeypatch: pytest.MonkeyPatch, failures_s: tuple[float, ...], long: bool
+) -> None:
+    outage = copies._Outage()
+    for now_s in failures_s:
+        monkeypatch.setattr(time, "monotonic", lambda now_s=now_s: now_s)
+        outage.note_failure()
+    assert outage.is_long() == long
