@@ -17,6 +17,11 @@ _MARKUP = re.compile(
     r"table|tbody|td|tfoot|th|thead|tr|u|ul)>"
 )
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+# vocabularies of bytes write each as a printable character; those that are none stand behind the first 256
+_BYTE_OF = {chr(value): value for value in _PRINTABLE} | {
+    chr(256 + place): value for place, value in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
+}
 
 
 class Tokenizer:
@@ -48,6 +53,8 @@ class Tokenizer:
         vocabulary = self._marked.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self._bytes = _byte_tokens(self._marked, vocabulary)
+        self._decoder_state = _decoder_state(self._marked)
+        self._texts: dict[tuple[int, bool], bytes | None] = {}
         self.digest = blake3(source.encode()).digest()
         self.bos_id = bos_id
         self.eos_ids = tuple(eos_ids)
@@ -93,6 +100,30 @@ class Tokenizer:
     def is_byte(self, token_id: int) -> bool:
         """Whether a token stands for one raw byte, so that its text depends on its neighbours."""
         return token_id in self._bytes
+
+    def bytes_of(self, token_id: int, *, first: bool) -> bytes | None:
+        """What a token adds to a text, perhaps a part of a character; None where it has no text of its own.
+
+        `first`: nothing stands before it, for which some vocabularies leave a blank out. Joined they are the text.
+        """
+        key = (token_id, first)
+        if key not in self._texts:
+            self._texts[key] = self._find_bytes(token_id, first)
+        return self._texts[key]
+
+    def _find_bytes(self, token_id: int, first: bool) -> bytes | None:
+        token = self.text_of(token_id)
+        if not token or self.is_silent(token_id):
+            return None
+        if self.is_byte(token_id):
+            return bytes([int(token[3:5], 16)])
+        if b"ByteLevel" in self._decoder_state:
+            parts = [_BYTE_OF.get(char) for char in token]
+            known = [part for part in parts if part is not None]
+            return bytes(known) if len(known) == len(parts) else token.encode()
+        # behind itself, where it is not the first: decoders look at what stands before a token
+        alone = self.decode([token_id])
+        return (alone if first else self.decode([token_id, token_id])[len(alone) :]).encode()
 
     def _encode_cut(self, text: str) -> list[int]:
         """Encode text from which the vocabulary itself forms control tokens: each is cut behind its first character."""
@@ -183,8 +214,11 @@ def _is_control(token: tokenizers.AddedToken, token_id: int, ends: Collection[in
     return token.special or token_id in ends or (bracketed and _MARKUP.fullmatch(content) is None)
 
 
+def _decoder_state(tokenizer: tokenizers.Tokenizer) -> bytes:
+    return b"" if tokenizer.decoder is None else bytes(tokenizer.decoder.__getstate__())
+
+
 def _byte_tokens(tokenizer: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> frozenset[int]:
-    decoder = tokenizer.decoder
-    if decoder is None or b"ByteFallback" not in decoder.__getstate__():
+    if b"ByteFallback" not in _decoder_state(tokenizer):
         return frozenset()
     return frozenset(i for token, i in vocabulary.items() if _BYTE_TOKEN.fullmatch(token))

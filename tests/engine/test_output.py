@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis.strategies import lists, sampled_from, text
 
+from kvblend.engine.choosing import Choice
+from kvblend.engine.logprobs import TokenLogprob
 from kvblend.engine.output import OutputText, Piece
 
 EOS = 99
@@ -79,6 +81,61 @@ def test_a_stop_string_that_the_flush_completes_is_found() -> None:
 
 def test_the_first_of_several_stop_strings_counts() -> None:
     assert run(["a.b!c"], ["!", "."]) == ("a", True)
+
+
+def early(words: Sequence[str], stop: Sequence[str], min_tokens: int) -> tuple[str, bool]:
+    output, out = OutputText(Words(words), {EOS}, stop, 1000, min_tokens), ""
+    for token in range(len(words)):
+        piece = output.push(token)
+        out += piece.text
+        if piece.stopped:
+            return out, True
+    return out, False
+
+
+def test_a_stop_string_within_the_least_length_does_not_count() -> None:
+    assert early(["one END", " two", " END x"], ["END"], 2) == ("one END two ", True)
+
+
+def test_a_stop_string_that_is_complete_behind_the_least_length_counts() -> None:
+    assert early(["one E", "ND two"], ["END"], 1) == ("one ", True)
+
+
+def test_what_was_held_from_the_least_length_is_not_searched_again() -> None:
+    # "ab" is complete within the first token, which was held because "xabc" may begin there
+    assert early(["xab", "d", "ab"], ["ab", "xabc"], 1) == ("xabd", True)
+
+
+class Names:
+    """A vocabulary of the words themselves; token 0 is the first byte of a character, 1 its rest."""
+
+    def text_of(self, token_id: int) -> str:
+        return f"<{token_id}>"
+
+    def bytes_of(self, token_id: int, *, first: bool) -> bytes | None:
+        return None if token_id == EOS else (b"\xc3", b"\xa9", b" b")[token_id][1 if first and token_id == 2 else 0 :]
+
+
+def test_a_token_is_described_with_its_bytes_and_place() -> None:
+    output = OutputText(Words(["", "é", " b"]), {EOS}, (), 10, vocabulary=Names())
+    seen = []
+    for token in (0, 1, 2, EOS):
+        seen.append(output.describe(Choice(token, -1.0, ((2, -2.0),))))
+        output.push(token)
+    assert [(one.token, one.bytes, one.offset) for one in seen if one] == [
+        ("\\xc3", b"\xc3", 0),
+        ("\\xa9", b"\xa9", 0),
+        (" b", b" b", 1),
+        (f"<{EOS}>", None, 3),
+    ]
+    assert [one.top for one in seen if one][:2] == [
+        (TokenLogprob(2, -2.0, "b", b"b"),),
+        (TokenLogprob(2, -2.0, " b", b" b"),),
+    ]
+
+
+def test_a_choice_without_log_probabilities_is_not_described() -> None:
+    assert OutputText(Words(["a"]), {EOS}, (), 10, vocabulary=Names()).describe(Choice(0)) is None
 
 
 @given(lists(text("ab", max_size=3), min_size=1, max_size=8), lists(sampled_from(("aa", "ab", "bab", "b")), max_size=3))

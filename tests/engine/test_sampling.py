@@ -1,4 +1,4 @@
-"""Greedy and nucleus sampling: what may be chosen, how often, and that a row depends on itself only."""
+"""Sampling: what may be chosen, how often, and that a row depends on itself only."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ GREEDY = SamplingPlan(0.0, 1.0, 0)
 logit_rows = st.lists(st.floats(-20.0, 20.0, width=32), min_size=1, max_size=24)
 
 
-def draw_many(logits: torch.Tensor, temperature: float, top_p: float, count: int) -> torch.Tensor:
-    plans = [SamplingPlan(temperature, top_p, 11)] * count
+def draw_many(
+    logits: torch.Tensor, temperature: float, top_p: float, count: int, top_k: int = 0, min_p: float = 0.0
+) -> torch.Tensor:
+    plans = [SamplingPlan(temperature, top_p, 11, top_k=top_k, min_p=min_p)] * count
     return torch.tensor(sample(logits.expand(count, -1), plans, range(count))).bincount(minlength=logits.shape[0])
 
 
@@ -70,6 +72,72 @@ def test_a_tiny_top_p_keeps_one_token() -> None:
 @pytest.mark.parametrize("temperature", [5e-324, 1e-30])
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     assert sample(torch.tensor([[1.0, 9.0, 3.0]]), [SamplingPlan(temperature, 1.0, 4)], [0]) == [1]
+
+
+def may_be_drawn(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
+    """The definition: temperature, then top_k, then top_p of what is left, then min_p."""
+    mass = (logits.double() / temperature).softmax(0).tolist()
+    ids = sorted(range(len(mass)), key=lambda i: (-mass[i], i))
+    ids = ids[:top_k] if top_k else ids
+    whole, kept, total = sum(mass[i] for i in ids), [], 0.0
+    for i in ids:
+        kept.append(i)
+        total += mass[i] / whole
+        if total >= top_p:
+            break
+    return {i for i in kept if mass[i] >= min_p * max(mass)}
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [(1, 1.0, 0.0), (3, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.3), (4, 0.7, 0.0), (3, 1.0, 0.5), (5, 0.9, 0.2)],
+)
+@pytest.mark.parametrize("temperature", [0.7, 1.6])
+def test_exactly_what_the_definitions_leave_is_drawn(
+    top_k: int, top_p: float, min_p: float, temperature: float
+) -> None:
+    logits = torch.tensor([0.1, 2.0, 1.4, -0.5, 1.7, 0.9, -1.0])
+    seen = draw_many(logits, temperature, top_p, 1500, top_k, min_p)
+    assert set(seen.nonzero().flatten().tolist()) == may_be_drawn(logits, temperature, top_k, top_p, min_p)
+
+
+def test_what_is_left_is_drawn_in_proportion() -> None:
+    seen = draw_many(torch.tensor([0.1, 0.5, 0.1, 0.3]).log(), 1.0, 1.0, 4000, top_k=2)
+    assert abs(int(seen[1]) / 4000 - 0.5 / 0.8) < 0.03
+
+
+@given(logit_rows, st.floats(0.05, 3.0), st.integers(0, 1 << 40))
+def test_one_candidate_is_the_greedy_choice(row: list[float], temperature: float, seed: int) -> None:
+    logits = torch.tensor([row])
+    plans = [SamplingPlan(temperature, 1.0, seed, top_k=1), SamplingPlan(temperature, 1.0, seed, min_p=1.0)]
+    first, second = sample(logits.expand(2, -1), plans, [3, 3])
+    assert first == sample(logits, [GREEDY], [0])[0]
+    assert row[second] == max(row)
+
+
+@given(logit_rows, st.integers(0, 1 << 40))
+def test_more_candidates_than_tokens_change_nothing(row: list[float], seed: int) -> None:
+    plans = [SamplingPlan(1.0, 0.8, seed), SamplingPlan(1.0, 0.8, seed, top_k=len(row))]
+    assert len(set(sample(torch.tensor([row, row]), plans, [5, 5]))) == 1
+
+
+class Forbid:
+    """An adjustment that leaves one token out."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def adjust(self, logits: torch.Tensor) -> torch.Tensor:
+        out = logits.clone()
+        out[self.token] = -math.inf
+        return out
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_past_of_a_row_counts_for_this_row_only(temperature: float) -> None:
+    plan = SamplingPlan(temperature, 1.0, 1, top_k=1)
+    logits = torch.tensor([[0.0, 5.0, 4.0]] * 3)
+    assert sample(logits, [plan] * 3, [0] * 3, [None, Forbid(1), None]) == [1, 2, 1]
 
 
 def test_masked_tokens_are_never_drawn() -> None:
@@ -139,3 +207,22 @@ def test_a_temperature_out_of_range_is_refused(temperature: float) -> None:
 def test_a_top_p_out_of_range_is_refused(top_p: float) -> None:
     with pytest.raises(ValueError, match="top_p is"):
         SamplingPlan(1.0, top_p, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", -1),
+        ("min_p", 1.5),
+        ("min_p", math.nan),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.nan),
+        ("presence_penalty", math.inf),
+        ("frequency_penalty", math.nan),
+        ("min_tokens", -1),
+        ("logprobs", 21),
+    ],
+)
+def test_any_other_value_out_of_range_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} is"):
+        SamplingPlan(1.0, 1.0, 0, **{name: value})  # type: ignore[arg-type]

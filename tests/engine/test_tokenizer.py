@@ -230,3 +230,45 @@ def test_a_flushed_stream_starts_anew() -> None:
 
 def test_spaces_between_streamed_words_stay() -> None:
     assert streamed(FALLBACK, [262, 262, 260]) == "a aa"
+
+
+@given(st.lists(st.integers(0, SIZE - 1), max_size=30))
+def test_bytes_of_tokens_join_to_the_text(ids: list[int]) -> None:
+    assert joined(BYTE_LEVEL, ids).decode("utf-8", "replace") == BYTE_LEVEL.decode(ids)
+
+
+@given(st.lists(st.sampled_from([2, 3 + 0x61, 3 + 0xC3, 3 + 0xA9, *range(259, 264)]), max_size=20))
+def test_bytes_of_converted_vocabularies_join_to_the_text(ids: list[int]) -> None:
+    data = joined(FALLBACK, ids)
+    # a run of bytes that is no text is shown as so many marks, whatever else is in it
+    if "\ufffd" not in (text := FALLBACK.decode(ids)):
+        assert data.decode() == text
+
+
+def joined(tokenizer: Tokenizer, ids: list[int]) -> bytes:
+    out: list[bytes] = []
+    for token in ids:
+        data = tokenizer.bytes_of(token, first=not out)
+        if data is not None:
+            out.append(data)
+    return b"".join(out)
+
+
+def test_parts_of_a_character_are_its_bytes() -> None:
+    ids = BYTE_LEVEL.encode("é", special=False)
+    assert [BYTE_LEVEL.bytes_of(i, first=False) for i in ids] == [b"\xc3", b"\xa9"]
+    assert FALLBACK.bytes_of(3 + 0xE4, first=True) == b"\xe4"
+
+
+def test_the_blank_before_a_first_word_is_no_text() -> None:
+    word = FALLBACK.id_of("▁a")
+    assert word is not None
+    assert [FALLBACK.bytes_of(word, first=first) for first in (True, False)] == [b"a", b" a"]
+
+
+def test_a_control_token_has_no_bytes() -> None:
+    assert BYTE_LEVEL.bytes_of(2, first=False) is None
+
+
+def test_an_added_word_outside_the_byte_alphabet_is_its_own_text() -> None:
+    assert with_added(added(SIZE, "a b", special=False)).bytes_of(SIZE, first=False) == b"a b"
