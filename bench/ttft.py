@@ -86,6 +86,15 @@ class Reference:
             layer.mlp.gate_proj.weight.data, layer.mlp.up_proj.weight.data = gate.clone(), up.clone()
             layer.mlp.down_proj.weight.data = ours.down
 
+    @property
+    def model(self) -> Any:
+        """The LlamaForCausalLM itself."""
+        return self._model
+
+    def save(self, folder: Path) -> None:
+        """The model as a Hugging Face folder, without a tokenizer."""
+        self._model.save_pretrained(folder)
+
     @torch.inference_mode()
     def prefill_ms(self, ids: list[int]) -> float:
         """Milliseconds from ids to the first token, with the KV cache kept."""

@@ -47,6 +47,13 @@ class KVSlab:
         self.k[layer].index_copy_(1, slots, k.transpose(0, 1))
         self.v[layer].index_copy_(1, slots, v.transpose(0, 1))
 
+    def copy_from(self, other: KVSlab, num_tokens: int) -> None:
+        """Take over the first `num_tokens` tokens of all layers. Raises ValueError where one of both has no room."""
+        if num_tokens > min(self.capacity, other.capacity):
+            raise ValueError(f"{num_tokens} tokens do not fit into slabs of {self.capacity} and {other.capacity}")
+        self.k[:, :, :num_tokens].copy_(other.k[:, :, :num_tokens])
+        self.v[:, :, :num_tokens].copy_(other.v[:, :, :num_tokens])
+
 
 class KVPool(Protocol):
     """Where sequences get their KV slots; one pool belongs to one device."""

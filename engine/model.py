@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kvblend.engine.config import ModelConfig
+from kvblend.engine.linear import linear
 from kvblend.engine.rope import RopeBook
 from kvblend.engine.weights import ModelWeights
 
@@ -43,7 +44,7 @@ class Model:
     def project(self, layer: int, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Norm and QKV projection of one layer: q, un-rotated k, v (views of one buffer where heads are not normed)."""
         w, c = self.weights.layers[layer], self.config
-        fused = F.linear(self._norm(hidden, w.attention_norm), w.qkv, w.qkv_bias)
+        fused = linear(self._norm(hidden, w.attention_norm), w.qkv, w.qkv_bias)
         rows = hidden.shape[0]
         q, k, v = fused.split((self._q_width, self._kv_width, self._kv_width), dim=1)
         q, k = q.view(rows, c.num_heads, c.head_dim), k.view(rows, c.num_kv_heads, c.head_dim)
@@ -60,17 +61,18 @@ class Model:
             hidden = torch.addmm(hidden, attended, w.output.t())
         else:
             hidden = hidden + F.linear(attended, w.output, w.output_bias)
-        gate, up = F.linear(self._norm(hidden, w.mlp_norm), w.gate_up, w.gate_up_bias).chunk(2, dim=1)
+        gate, up = linear(self._norm(hidden, w.mlp_norm), w.gate_up, w.gate_up_bias).chunk(2, dim=1)
         inner = self._activate(gate).mul_(up)
         if w.post_mlp_norm is not None:
             return hidden + self._norm(F.linear(inner, w.down, w.down_bias), w.post_mlp_norm)
         if w.down_bias is None:
-            return torch.addmm(hidden, inner, w.down.t())
+            # a tensor of this call's own by now
+            return hidden.addmm_(inner, w.down.t())
         return hidden + F.linear(inner, w.down, w.down_bias)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 logits `[rows, vocab_size]` of the last layer's output."""
-        return F.linear(self._norm(hidden, self.weights.norm), self.weights.head).float()
+        return linear(self._norm(hidden, self.weights.norm), self.weights.head).float()
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if hidden.dtype in (torch.float32, torch.float64):

@@ -153,8 +153,8 @@ class Precision:
             k, v = k * k_scale, v * v_scale.index_select(1, rows)
         k, v = k.to(slots_k), v.to(slots_v)
         at = rows.to(slots_k.device)
-        slots_k[:, at] = rotate(k, *(part[at] for part in turn))
-        slots_v[:, at] = v
+        slots_k.index_copy_(1, at, rotate(k, *(part.index_select(0, at) for part in turn)))
+        slots_v.index_copy_(1, at, v)
 
     def _numbers(self, payload: memoryview, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         return payload_tensors(payload, self.kv_heads, self.head_dim, self.stored, tokens)

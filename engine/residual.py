@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from kvblend.engine.kv import KVSlab
-from kvblend.engine.rope import RopeTable, rotate
+from kvblend.engine.rope import RopeTable, add_rotated, rotate
 
 ResidualKind = Literal["mean", "distance", "ridge"]
 RESIDUALS: tuple[ResidualKind, ...] = ("mean", "distance", "ridge")
@@ -20,20 +20,28 @@ RIDGE_PENALTY = 10.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """Chosen and other cached rows, with the index of the chunk each belongs to (int64 tensors)."""
+class _Block:
+    """One chunk at positions `start..end-1`, and the chosen rows `low..high-1` (of all chosen ones) it learns from.
 
-    chosen: torch.Tensor
-    chosen_chunk: torch.Tensor
+    `weights` float32 `[end - start, high - low]`: what each of its rows takes of their changes; 0 for chosen rows.
+    `others` bool `[end - start]`: its rows that were not chosen.
+    """
+
+    chunk: int
+    start: int
+    end: int
+    low: int
+    high: int
+    weights: torch.Tensor
     others: torch.Tensor
-    others_chunk: torch.Tensor
 
 
 class Residual:
     """Adds `fraction` of the change that a chunk's chosen rows show to its other rows, K and V alike.
 
-    "mean": the chunk's mean change. "distance": its chosen rows weighted by exp(-|distance| / 32). "ridge": the chunk's
-    mean change, plus one linear map per head from a row's cached [K, V] to its change, fitted on all chosen rows
+    "mean": the chunk's mean change. "distance": its chosen rows weighted by exp(-|distance| / 32) beside their mean
+    with weight 1, no row's change longer than the median (K and V apart). "ridge": the chunk's mean change,
+    plus one linear map per head from a row's cached [K, V] to its change, fitted on all chosen rows
     around their chunk's mean with penalty 10 times the mean squared feature. A chunk without chosen rows takes the mean
     of all.
     """
@@ -45,16 +53,10 @@ class Residual:
             raise ValueError(f"residual is {kind!r}; choose {', '.join(RESIDUALS)}")
         self.kind = kind
         self.fraction = fraction
+        self._chosen = chosen
         starts = torch.tensor([start for start, _ in cached_spans], dtype=torch.int64)
-        cached = torch.cat([torch.arange(start, end) for start, end in cached_spans])
-        others = cached[~torch.isin(cached, chosen)]
-
-        def chunk_of(rows: torch.Tensor) -> torch.Tensor:
-            return torch.searchsorted(starts, rows, right=True) - 1
-
-        self._rows = _Rows(chosen, chunk_of(chosen), others, chunk_of(others))
-        self._count = len(cached_spans)
-        self._weights = self._distance_weights() if kind == "distance" else self._mean_weights()
+        self._chosen_chunk = torch.searchsorted(starts, chosen, right=True) - 1
+        self._blocks = [self._block(index, *span) for index, span in enumerate(cached_spans)] if len(chosen) else []
 
     @classmethod
     def build(
@@ -78,52 +80,52 @@ class Residual:
         `rows` (positions, CPU) are the pass's, `raw_k` un-rotated and `v` their fresh K and V
         `[rows, kv_heads, head_dim]`.
         """
-        at, device = self._rows, raw_k.device
-        if not at.others.numel() or not at.chosen.numel():
+        if not self._blocks:
             return
-        where = torch.searchsorted(rows, at.chosen).to(device)
-        chosen, others = at.chosen.to(device), at.others.to(device)
-        old = self._read(slab, layer, chosen, rope)
-        change = torch.cat((raw_k[where], v[where]), dim=-1) - old
-        weights = self._weights.to(device, change.dtype)
-        kv_heads, width = change.shape[1], change.shape[2]
-        moved = (weights @ change.reshape(change.shape[0], -1)).view(-1, kv_heads, width)
+        device, heads, dim = raw_k.device, raw_k.shape[1], raw_k.shape[2]
+        where = torch.searchsorted(rows, self._chosen).to(device)
+        old = self._read(slab, layer, self._chosen.to(device), rope)
+        change = torch.cat((raw_k[where], v[where]), dim=-1).sub_(old)
+        mapped = self._ridge_map(old, change) if self.kind == "ridge" else None
         if self.kind == "distance":
-            moved = moved.view(-1, kv_heads, width)
-        else:
-            mean_change, moved = moved, moved[at.others_chunk.to(device)]
-        if self.kind == "ridge":
-            moved = moved + self._ridge(slab, layer, old, change, mean_change, weights, rope)
-        moved = moved * self.fraction
-        half = width // 2
-        cos, sin = rope.gather(others)
-        delta_k = rotate(moved[..., :half], cos[:, None], sin[:, None])
-        slab.k[layer].index_add_(1, others, delta_k.transpose(0, 1).to(slab.k.dtype))
-        slab.v[layer].index_add_(1, others, moved[..., half:].transpose(0, 1).to(slab.v.dtype))
+            change = _limited(change)
+        for block in self._blocks:
+            weights = block.weights.to(device, change.dtype)
+            # one product for all heads: the rows of a chunk learn from those of their own chunk only
+            moved = weights @ change[block.low : block.high].view(block.high - block.low, -1)
+            moved = moved.view(-1, heads, 2 * dim)
+            if mapped is not None:
+                moved += self._ridge(slab, layer, block, old, mapped, rope).mul_(self.fraction)
+            moved = moved.transpose(0, 1)
+            cos, sin = rope.span(block.start, block.end)
+            add_rotated(slab.k[layer][:, block.start : block.end], moved[..., :dim], cos, sin)
+            slab.v[layer][:, block.start : block.end].add_(moved[..., dim:])
 
-    def _ridge(
-        self,
-        slab: KVSlab,
-        layer: int,
-        old: torch.Tensor,
-        change: torch.Tensor,
-        mean_change: torch.Tensor,
-        weights: torch.Tensor,
-        rope: RopeTable,
-    ) -> torch.Tensor:
-        """The linear part for the other rows `[others, kv_heads, 2 * head_dim]`."""
-        at, device = self._rows, old.device
-        chunk, others_chunk = at.chosen_chunk.to(device), at.others_chunk.to(device)
-        centre = (weights @ old.reshape(old.shape[0], -1)).view(-1, *old.shape[1:])
-        x = (old - centre[chunk]).transpose(0, 1).float()
-        y = (change - mean_change[chunk]).transpose(0, 1).float()
+    def _ridge_map(self, old: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
+        """The linear map per head `[kv_heads, 2 * head_dim, 2 * head_dim]` from [K, V] to their change."""
+        chunk = self._chosen_chunk.to(old.device)
+        x = (old - self._centres(old)[chunk]).transpose(0, 1).float()
+        y = (change - self._centres(change)[chunk]).transpose(0, 1).float()
         gram = x.transpose(1, 2) @ x
         # the squared length of an average row, ten times over: about as strong as ten more rows
         penalty = RIDGE_PENALTY * x.square().sum((1, 2)) / x.shape[1]
         gram.diagonal(dim1=1, dim2=2).add_(penalty[:, None].clamp_min(1e-12))
         solved: torch.Tensor = torch.linalg.solve(gram, x.transpose(1, 2) @ y)
-        features = self._read(slab, layer, at.others.to(device), rope) - centre[others_chunk]
-        return torch.bmm(features.transpose(0, 1).float(), solved).transpose(0, 1).to(change.dtype)
+        return solved
+
+    def _ridge(
+        self, slab: KVSlab, layer: int, block: _Block, old: torch.Tensor, mapped: torch.Tensor, rope: RopeTable
+    ) -> torch.Tensor:
+        """The linear part for the rows of a chunk `[rows, kv_heads, 2 * head_dim]`, 0 for chosen ones."""
+        centre = self._centres(old)[block.chunk]
+        features = self._read(slab, layer, torch.arange(block.start, block.end, device=old.device), rope) - centre
+        part = torch.bmm(features.transpose(0, 1).float(), mapped).transpose(0, 1).to(old.dtype)
+        return part.mul_(block.others.to(part)[:, None, None])
+
+    def _centres(self, values: torch.Tensor) -> torch.Tensor:
+        """Means over the chosen rows of each chunk, of all where it has none: `[chunks, ...]` of `[chosen, ...]`."""
+        parts = [values[self._members(block.chunk).to(values.device)].mean(0) for block in self._blocks]
+        return torch.stack(parts)
 
     def _read(self, slab: KVSlab, layer: int, rows: torch.Tensor, rope: RopeTable) -> torch.Tensor:
         """Cached [K un-rotated, V] of `rows`: `[rows, kv_heads, 2 * head_dim]`."""
@@ -132,20 +134,37 @@ class Residual:
         v = slab.v[layer].index_select(1, rows).transpose(0, 1)
         return torch.cat((rotate(k, cos[:, None], sin[:, None]), v), dim=-1)
 
-    def _mean_weights(self) -> torch.Tensor:
-        """`[chunks, chosen]`: averages the chosen rows of each chunk, of all where it has none."""
-        member = torch.arange(self._count)[:, None] == self._rows.chosen_chunk[None, :]
-        member[~member.any(1)] = True
-        return member.float() / member.sum(1, keepdim=True)
+    def _members(self, chunk: int) -> torch.Tensor:
+        """Indices of the chosen rows that a chunk learns from: its own, all where it has none."""
+        own = (self._chosen_chunk == chunk).nonzero().flatten()
+        return own if own.numel() else torch.arange(self._chosen.shape[0])
 
-    def _distance_weights(self) -> torch.Tensor:
-        """`[others, chosen]`: weights of a row's own chunk's chosen rows by distance; its chunk's mean has the rest."""
-        at = self._rows
-        near = torch.exp(-(at.others[:, None] - at.chosen[None, :]).abs().float() / DISTANCE_TOKENS)
-        same = at.others_chunk[:, None] == at.chosen_chunk[None, :]
-        same[~same.any(1)] = True
-        near = near.masked_fill(~same, 0.0)
-        total = near.sum(1, keepdim=True)
-        mean = same.float() / same.sum(1, keepdim=True)
+    def _block(self, chunk: int, start: int, end: int) -> _Block:
+        # neighbours in position order: the members of a chunk are a stretch of the chosen rows
+        members, places = self._members(chunk), torch.arange(start, end)
+        low, high = int(members[0]), int(members[-1]) + 1
+        mean = torch.full((end - start, high - low), 1.0 / (high - low))
+        weights = self._by_distance(places, mean, low, high) if self.kind == "distance" else mean
+        chosen = torch.isin(places, self._chosen)
+        weights[chosen] = 0.0
+        return _Block(chunk, start, end, low, high, weights.mul_(self.fraction), ~chosen)
+
+    def _by_distance(self, places: torch.Tensor, mean: torch.Tensor, low: int, high: int) -> torch.Tensor:
+        """Weights that fall with the distance and sum to 1 per row; the chunk's mean weighs like one row at hand."""
+        distance = (places[:, None] - self._chosen[None, low:high]).abs().float()
+        near = torch.exp(-distance / DISTANCE_TOKENS)
         # far from every chosen row the mean of the chunk is all that is known
-        return torch.where(total > 1e-6, near / total.clamp_min(1e-6), mean)
+        return (near + mean) / (near.sum(1, keepdim=True) + 1.0)
+
+
+def _limited(change: torch.Tensor) -> torch.Tensor:
+    """`change` `[rows, kv_heads, 2 * head_dim]` with no row's K or V part longer than the median of a head's rows.
+
+    Tokens that gather attention change by many times what others do; spread to their neighbours that does harm.
+    """
+    rows, kv_heads, width = change.shape
+    parts = change.view(rows, kv_heads, 2, width // 2)
+    length = parts.norm(dim=-1, keepdim=True)
+    limit = length.median(0, keepdim=True).values
+    limited: torch.Tensor = parts * (limit / length.clamp_min(1e-12)).clamp_max(1.0)
+    return limited.view(rows, kv_heads, width)

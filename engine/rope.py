@@ -120,3 +120,18 @@ def rotate_into(out: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torc
     torch.mul(x, cos, out=out)
     out[..., :half].addcmul_(x[..., half:], sin[..., :half])
     out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+
+
+def add_rotated(out: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Add the rotation of `x [..., head_dim]` to `out` (same shape), without a temporary where dtypes agree."""
+    width = cos.shape[-1]
+    if width != x.shape[-1]:
+        out[..., width:].add_(x[..., width:])
+        out, x = out[..., :width], x[..., :width]
+    if out.dtype != cos.dtype or x.dtype != cos.dtype:
+        out.add_(rotate(x, cos, sin))
+        return
+    half = width // 2
+    out.addcmul_(x, cos)
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half])
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])

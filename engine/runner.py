@@ -10,14 +10,16 @@ import torch
 
 from kvblend.engine.attention.base import AttentionBackend
 from kvblend.engine.capture import Capture
+from kvblend.engine.choosing import Choice, Chooser, choose
 from kvblend.engine.contrast import contrast
 from kvblend.engine.kept_layers import KeptLayers
 from kvblend.engine.kv import KVPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse
+from kvblend.engine.logprobs import TokenLogprob
 from kvblend.engine.model import Model
 from kvblend.engine.output import OutputText
 from kvblend.engine.precision import Precision
-from kvblend.engine.sampling import SamplingPlan, sample
+from kvblend.engine.sampling import SamplingPlan
 from kvblend.engine.selectors.base import Selector
 from kvblend.engine.selectors.bounded import BoundedSelector
 from kvblend.engine.selectors.plain import PlainSelector
@@ -31,7 +33,8 @@ class SequenceSpec:
 
     `contrast` is the index of a segment before the last: without it the last one is computed a second time, and its
     captured KV is that of both (`engine.contrast`). With `echo` it is computed behind a copy of itself, too, and that
-    KV stands behind the other; `tokens_max` has room for the copy.
+    KV stands behind the other; `tokens_max` has room for the copy. `continues` names a sequence that was not freed and
+    how many of its first tokens this one begins with: rows that are not fresh in `plan`.
     """
 
     request_id: str
@@ -44,6 +47,7 @@ class SequenceSpec:
     output: OutputText | None = None
     contrast: int | None = None
     echo: bool = False
+    continues: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,10 @@ class PrefillFigures:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """What one tick did for one sequence. `layer` is the one a stalled sequence waits for."""
+    """What one tick did for one sequence. `layer` is the one a stalled sequence waits for.
+
+    `rows` were started or went on, `row_layers` counts the rows computed layer by layer: what the tick's time is for.
+    """
 
     request_id: str
     status: Literal["running", "stalled", "sampled", "prefilled", "cancelled", "failed"]
@@ -77,12 +84,15 @@ class TickResult:
     stopped: bool = False
     figures: PrefillFigures | None = None
     error: str = ""
+    row_layers: int = 0
+    logprob: TokenLogprob | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
     spec: SequenceSpec
     state: SequenceState
+    chooser: Chooser
     figures_sent: bool = False
     takes: list[SequenceState] = field(default_factory=list)
 
@@ -114,14 +124,26 @@ class Runner:
             capture = Capture(spans, config.num_layers, config.num_kv_heads, config.head_dim, dtype)
         slab = self.pool.reserve(spec.tokens_max)
         try:
+            layers, filled = config.num_layers, spec.continues is not None
             state = SequenceState.start(
-                spec.request_id, plan, spec.selector, slab, config.num_layers, _source(spec), capture
+                spec.request_id, plan, spec.selector, slab, layers, _source(spec), capture, filled=filled
             )
+            if spec.continues is not None:
+                self._continue(state, *spec.continues)
         except BaseException:
             self.pool.release(slab)
             raise
         state.precision = self.precision
-        self._running[spec.request_id] = _Running(spec, state)
+        chooser = Chooser(spec.sampling or SamplingPlan(0.0, 1.0, 0), plan.layout.token_ids)
+        self._running[spec.request_id] = _Running(spec, state, chooser)
+
+    def _continue(self, state: SequenceState, earlier: str, tokens: int) -> None:
+        """Copy what an earlier sequence computed. ValueError where it did not compute exactly these tokens."""
+        known = self._running.get(earlier)
+        have = 0 if known is None else known.state.num_computed_tokens
+        if known is None or have < tokens or not torch.equal(known.state.token_ids[:tokens], state.token_ids[:tokens]):
+            raise ValueError(f"{state.request_id} does not begin with {tokens} of the {have} tokens of {earlier}")
+        state.slab.copy_from(known.state.slab, tokens)
 
     def free(self, request_id: str) -> None:
         """Give a sequence's KV slots back; unknown ids are ignored."""
@@ -159,29 +181,29 @@ class Runner:
         return contrast(payloads, alone, *shape, echo=echo[0] if echo else None)
 
     @torch.inference_mode()
-    def tick(self, items: Sequence[tuple[str, int]]) -> list[TickResult]:
-        """One sweep over `(request id, rows at most)`; sequences that reach their last row sample a token."""
-        known = [(self._running[request_id], rows) for request_id, rows in items if request_id in self._running]
-        outcomes = self.step.run([WorkItem(running.state, rows) for running, rows in known])
-        pairs = list(zip([running for running, _ in known], outcomes, strict=True))
-        tokens = self._sample([(running, outcome) for running, outcome in pairs if running.spec.output is not None])
-        return [self._result(running, outcome, tokens) for running, outcome in pairs]
+    def tick(self, items: Sequence[tuple[str, int, int | None]]) -> list[TickResult]:
+        """One sweep over `(request id, rows at most, layers at most)`; None: all layers.
 
-    def _sample(self, pairs: list[tuple[_Running, Outcome]]) -> dict[str, int | str]:
-        """Token id per request that reached its last row; or what is wrong with its logits."""
+        Sequences that reach their last row sample a token.
+        """
+        known = [(self._running[name], rows, layers) for name, rows, layers in items if name in self._running]
+        outcomes = self.step.run([WorkItem(running.state, rows, layers) for running, rows, layers in known])
+        pairs = list(zip([running for running, _, _ in known], outcomes, strict=True))
+        tokens = self._sample([(running, outcome) for running, outcome in pairs if running.spec.output is not None])
+        results = [self._result(running, outcome, tokens) for running, outcome in pairs]
+        return [replace(result, row_layers=o.row_layers) for result, (_, o) in zip(results, pairs, strict=True)]
+
+    def _sample(self, pairs: list[tuple[_Running, Outcome]]) -> dict[str, Choice | str]:
+        """The token of every request that reached its last row; or what is wrong with its logits."""
         ready = [(running, outcome.hidden) for running, outcome in pairs if outcome.hidden is not None]
         if not ready:
             return {}
         logits = self.model.logits(torch.stack([hidden for _, hidden in ready]))
-        plans = [running.spec.sampling or SamplingPlan(0.0, 1.0, 0) for running, _ in ready]
         positions = [running.state.num_computed_tokens for running, _ in ready]
-        ids = [running.spec.request_id for running, _ in ready]
-        try:
-            return dict(zip(ids, sample(logits, plans, positions), strict=True))
-        except ValueError:
-            return {name: _sample_one(logits[i], plans[i], positions[i]) for i, name in enumerate(ids)}
+        choices = choose(logits, [running.chooser for running, _ in ready], positions)
+        return dict(zip([running.spec.request_id for running, _ in ready], choices, strict=True))
 
-    def _result(self, running: _Running, outcome: Outcome, tokens: dict[str, int | str]) -> TickResult:
+    def _result(self, running: _Running, outcome: Outcome, tokens: dict[str, Choice | str]) -> TickResult:
         spec, state = running.spec, running.state
         if outcome.status == "last_row" and (layout := _next_take(running)) is not None:
             self._take_again(running, layout)
@@ -191,21 +213,22 @@ class Runner:
             return TickResult(spec.request_id, outcome.status, outcome.rows, outcome.layer)
         if spec.output is None:
             return TickResult(spec.request_id, "prefilled", outcome.rows, figures=figures)
-        token = tokens[spec.request_id]
-        if isinstance(token, str):
-            return TickResult(spec.request_id, "failed", outcome.rows, error=token, figures=figures)
-        piece = spec.output.push(token)
+        choice = tokens[spec.request_id]
+        if isinstance(choice, str):
+            return TickResult(spec.request_id, "failed", outcome.rows, error=choice, figures=figures)
+        logprob, piece = spec.output.describe(choice), spec.output.push(choice.token_id)
         # the last token's row is never computed: its slot may lie behind the reservation
         if not piece.stopped and state.num_computed_tokens < spec.tokens_max:
-            state.append_token(token)
+            state.append_token(choice.token_id)
         return TickResult(
             spec.request_id,
             "sampled",
             outcome.rows,
-            token_id=token,
+            token_id=choice.token_id,
             text=piece.text,
             stopped=piece.stopped,
             figures=figures,
+            logprob=logprob,
         )
 
     def _take_again(self, running: _Running, layout: PromptLayout) -> None:
@@ -256,10 +279,3 @@ def _next_take(running: _Running) -> PromptLayout | None:
         return None
     layouts = [*([layout.with_echo()] if spec.echo else []), layout.without(spec.contrast)]
     return layouts[len(running.takes)] if len(running.takes) < len(layouts) else None
-
-
-def _sample_one(logits: torch.Tensor, plan: SamplingPlan, position: int) -> int | str:
-    try:
-        return sample(logits[None], [plan], [position])[0]
-    except ValueError as error:
-        return str(error)

@@ -129,8 +129,10 @@ class SequenceState:
         num_layers: int,
         source: LayerSource | None = None,
         capture: Capture | None = None,
+        *,
+        filled: bool = False,
     ) -> Self:
-        """A sequence before its first step.
+        """A sequence before its first step; `filled`: the slots of the rows that are not fresh hold their KV already.
 
         Raises ValueError where nothing is left to compute, RuntimeError for a first pass that cannot run.
         """
@@ -140,7 +142,7 @@ class SequenceState:
         capacity = slab.capacity
         token_ids = torch.zeros(capacity, dtype=torch.int64)
         token_ids[: plan.layout.num_tokens] = torch.tensor(plan.layout.token_ids, dtype=torch.int64)
-        needs_source = any(mark is not Reuse.FRESH for mark in plan.reuse)
+        needs_source = not filled and any(mark is not Reuse.FRESH for mark in plan.reuse)
         state = cls(
             request_id,
             plan,

@@ -9,27 +9,34 @@ from typing import Any, Literal
 import torch
 
 from kvblend.engine.attention.base import AttentionBackend
+from kvblend.engine.decoding import DecodeRows, is_decode_row, rope_tables
 from kvblend.engine.model import Model
 from kvblend.engine.observing import attend_observed, check_parity, observe_divergence, show_rows
 from kvblend.engine.precision import Precision
 from kvblend.engine.rope import RopeTable, rotate
 from kvblend.engine.sequence import Frontier, SequenceState, Slice
+from kvblend.engine.slices import keep_shown, open_slice
 
 
 @dataclass(slots=True, eq=False)
 class WorkItem:
-    """Rows of one sequence in one tick: at most `rows_max` new rows of its current pass, within `layers`."""
+    """Rows of one sequence in one tick: at most `rows_max` new rows of a pass, at most `layers_max` layers further.
+
+    The layers count from where the sequence stands, over all passes it goes through; behind them it leaves the sweep
+    and goes on at that very layer in a later tick. None: as far as it can. A slice that is on its way keeps its rows.
+    """
 
     sequence: SequenceState
     rows_max: int
-    layers: range | None = None
+    layers_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
     """What a tick did for one sequence. "last_row": `hidden [hidden_size]` is ready for the logits.
 
-    "stalled": layer `layer` is not loaded yet. "running": more ticks are needed. `rows` were started or went on.
+    "stalled": layer `layer` is not loaded yet. "running": more ticks are needed. `rows` were started or went on;
+    `row_layers` counts the rows whose Q, K and V were computed, layer by layer.
     """
 
     sequence: SequenceState
@@ -37,6 +44,7 @@ class Outcome:
     rows: int
     layer: int = 0
     hidden: torch.Tensor | None = None
+    row_layers: int = 0
 
 
 class Step:
@@ -49,74 +57,107 @@ class Step:
     @torch.inference_mode()
     def run(self, items: Sequence[WorkItem]) -> list[Outcome]:
         """Sweep layers 0..L-1 once over `items`; each goes as far as its layers are loaded and its rows are due."""
-        tick = _Tick(self, [item for item in items if not item.sequence.cancelled])
+        movers = [_Mover(item) for item in items]
+        tick = _Tick(self, [mover for mover in movers if not mover.sequence.cancelled])
         for layer in range(self.model.num_layers):
             tick.sweep(layer)
-        return [tick.outcome(item) for item in items]
+        tick.end_decoding()
+        return [mover.outcome() for mover in movers]
+
+
+class _Mover:
+    """One item in a sweep: how far it may still go, and what stopped it."""
+
+    def __init__(self, item: WorkItem) -> None:
+        self.item, self.sequence = item, item.sequence
+        self.layers_left = self.sequence.num_layers if item.layers_max is None else max(1, item.layers_max)
+        self.rows = self.row_layers = 0
+        self.stalled_at: int | None = None
+        self.hidden: torch.Tensor | None = None
+
+    @property
+    def slice(self) -> Slice:
+        """The slice on its way; an item that moves has one."""
+        current = self.sequence.slice
+        assert current is not None
+        return current
+
+    def outcome(self) -> Outcome:
+        """What became of the item in this tick."""
+        status: Literal["running", "stalled", "last_row", "cancelled"] = "running"
+        if self.sequence.cancelled:
+            status = "cancelled"
+        elif self.hidden is not None:
+            status = "last_row"
+        elif self.stalled_at is not None:
+            status = "stalled"
+        hidden = self.hidden if status == "last_row" else None
+        return Outcome(self.sequence, status, self.rows, self.stalled_at or 0, hidden, self.row_layers)
 
 
 class _Tick:
-    """The state of one sweep: which items still move, and what stopped the others."""
+    """The state of one sweep: rows behind their prompts go through it as one, slices join and leave at their layers."""
 
-    def __init__(self, step: Step, items: Sequence[WorkItem]) -> None:
+    def __init__(self, step: Step, movers: Sequence[_Mover]) -> None:
         self.model, self.backend = step.model, step.backend
-        self.moving = list(items)
-        self.stalled: dict[int, int] = {}
-        self.rows: dict[int, int] = {}
-        self.finished: dict[int, torch.Tensor] = {}
-        for item in self.moving:
-            if item.sequence.slice is None:
-                self._open_slice(item)
-            assert item.sequence.slice is not None  # _open_slice made one
-            self.rows[id(item)] = item.sequence.slice.rows.shape[0]
+        self.decoding: list[_Mover] = []
+        self.moving: list[_Mover] = []
+        for mover in movers:
+            whole = is_decode_row(mover.sequence, mover.item.layers_max)
+            (self.decoding if whole else self.moving).append(mover)
+        self.decode = DecodeRows(self.model, [m.sequence for m in self.decoding]) if self.decoding else None
+        for mover in self.decoding:
+            mover.rows, mover.row_layers = 1, self.model.num_layers
+        for mover in self.moving:
+            if mover.sequence.slice is None:
+                open_slice(self.model, mover.sequence, mover.item.rows_max)
+            mover.rows = mover.slice.rows.shape[0]
 
     def sweep(self, layer: int) -> None:
         """Everything due at `layer`: install, project, observe, write, choose; then attention and MLP, packed."""
-        self.moving = [item for item in self.moving if not item.sequence.cancelled]
-        due = [item for item in list(self.moving) if self._due(item, layer) and self._install(item, layer)]
-        unprojected = [item for item in due if _slice(item).q is None]
-        if unprojected:
-            self._project(layer, unprojected)
-        due = [item for item in due if self._settle_projection(item, layer)]
-        if not due:
-            return
+        self.moving = [mover for mover in self.moving if not mover.sequence.cancelled]
+        due = [mover for mover in list(self.moving) if self._due(mover, layer) and self._install(mover, layer)]
+        decode_q = self._project(layer, [mover for mover in due if mover.slice.q is None])
+        for mover in due:
+            mover.layers_left -= 1
+        due = [mover for mover in due if self._settle_projection(mover, layer)]
         if layer == self.model.num_layers - 1:
-            for item in due:
-                self._keep_last_row(item)
-        hidden = _packed([_slice(item).hidden for item in due])
-        attended = _packed([self._attend(item, layer) for item in due])
-        done = self.model.finish(layer, hidden, attended)
-        for item, rows in zip(due, done.split([_slice(i).rows.shape[0] for i in due]), strict=True):
-            current = _slice(item)
+            for mover in due:
+                keep_shown(mover.sequence, mover.slice)
+        hidden = [mover.slice.hidden for mover in due]
+        attended = [self._attend(mover, layer) for mover in due]
+        if self.decode is not None and decode_q is not None:
+            hidden.insert(0, self.decode.hidden)
+            attended.insert(0, self.decode.attend(layer, decode_q))
+        if not hidden:
+            return
+        done = _split(self.model.finish(layer, _packed(hidden), _packed(attended)), [part.shape[0] for part in hidden])
+        if self.decode is not None:
+            self.decode.hidden = done.pop(0)
+        for mover, rows in zip(due, done, strict=True):
+            current = mover.slice
             current.hidden, current.q, current.layer = rows, None, layer + 1
-            self._end_slice_if_done(item)
+            self._end_slice_if_done(mover)
 
-    def outcome(self, item: WorkItem) -> Outcome:
-        """What became of `item` in this tick."""
-        sequence, key = item.sequence, id(item)
-        rows = self.rows.get(key, 0)
-        if sequence.cancelled:
-            return Outcome(sequence, "cancelled", rows)
-        if key in self.finished:
-            return Outcome(sequence, "last_row", rows, hidden=self.finished[key])
-        if key in self.stalled:
-            return Outcome(sequence, "stalled", rows, layer=self.stalled[key])
-        return Outcome(sequence, "running", rows)
+    def end_decoding(self) -> None:
+        """The rows behind their prompts have been through every layer."""
+        if self.decode is not None:
+            for mover, hidden in zip(self.decoding, self.decode.end(), strict=True):
+                mover.hidden = hidden
 
-    def _due(self, item: WorkItem, layer: int) -> bool:
-        current = item.sequence.slice
-        inside = item.layers is None or layer in item.layers
-        return current is not None and current.layer == layer and inside
+    def _due(self, mover: _Mover, layer: int) -> bool:
+        current = mover.sequence.slice
+        return current is not None and current.layer == layer and mover.layers_left > 0
 
-    def _install(self, item: WorkItem, layer: int) -> bool:
+    def _install(self, mover: _Mover, layer: int) -> bool:
         """Put a loaded layer's keys (rotated to their positions) and values into the sequence's slots, once."""
-        sequence = item.sequence
+        sequence = mover.sequence
         if sequence.installed > layer:
             return True
         loaded = sequence.source.take(layer) if sequence.source is not None else None
         if loaded is None:
-            self.stalled[id(item)] = layer
-            self.moving.remove(item)
+            mover.stalled_at = layer
+            self.moving.remove(mover)
             return False
         stored = sequence.precision or Precision.of_model(self.model)
         for start, payload in loaded:
@@ -131,23 +172,35 @@ class _Tick:
         sequence.installed = layer + 1
         return True
 
-    def _project(self, layer: int, items: list[WorkItem]) -> None:
-        slices = [_slice(item) for item in items]
-        sizes = [part.rows.shape[0] for part in slices]
-        q, k, v = self.model.project(layer, _packed([part.hidden for part in slices]))
-        turns = [self._turn(item, layer) for item in items]
+    def _project(self, layer: int, movers: list[_Mover]) -> torch.Tensor | None:
+        """Q, K and V of every row that has none yet, K and V written. Returns q of the rows behind their prompts."""
+        hidden = [mover.slice.hidden for mover in movers]
+        turns = [self._turn(mover, layer) for mover in movers]
+        if self.decode is not None:
+            hidden.insert(0, self.decode.hidden)
+            turns.insert(0, self.decode.turns(layer))
+        if not hidden:
+            return None
+        q, k, v = self.model.project(layer, _packed(hidden))
         cos, sin = _packed([cos for cos, _ in turns]), _packed([sin for _, sin in turns])
-        rotated_q, rotated_k = rotate(q, cos, sin), rotate(k, cos, sin)
-        parts = zip(rotated_q.split(sizes), k.split(sizes), rotated_k.split(sizes), v.split(sizes), strict=True)
-        for item, current, (part_q, part_raw, part_k, part_v) in zip(items, slices, parts, strict=True):
+        sizes = [part.shape[0] for part in hidden]
+        fresh = (rotate(q, cos, sin), k, rotate(k, cos, sin), v)
+        parts = list(zip(*(_split(x, sizes) for x in fresh), strict=True))
+        decode_q = None
+        if self.decode is not None:
+            decode_q, _, decode_k, decode_v = parts.pop(0)
+            self.decode.write(layer, decode_k, decode_v)
+        for mover, (part_q, part_raw, part_k, part_v) in zip(movers, parts, strict=True):
+            sequence, current = mover.sequence, mover.slice
             current.q = part_q
-            sequence = item.sequence
+            mover.row_layers += current.rows.shape[0]
             if sequence.capture is not None:
                 sequence.capture.record(layer, current.rows, part_raw, part_v)
             self._observe(sequence, current, layer, part_raw, part_k, part_v)
             sequence.charges.cached_row_layers += current.cached_rows
             sequence.charges.question_row_layers += current.question_rows
             sequence.slab.write(layer, current.rows, current.rows_device, part_k, part_v)
+        return decode_q
 
     def _observe(
         self, sequence: SequenceState, current: Slice, layer: int, raw: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -164,33 +217,18 @@ class _Tick:
         if running.residual is not None:
             running.residual.correct(sequence.slab, layer, current.rows, raw, v, self._rope(sequence, layer))
 
-    def _settle_projection(self, item: WorkItem, layer: int) -> bool:
+    def _settle_projection(self, mover: _Mover, layer: int) -> bool:
         """End a pass that stops at the projection, if this is its layer. True when attention at `layer` is due."""
-        sequence = item.sequence
+        sequence = mover.sequence
         assert sequence.current is not None  # a moving item has a pass
         if sequence.current.stop == "qkv" and layer == sequence.current.layers.stop - 1:
-            self._end_slice(item)
+            self._end_slice(mover)
             following = sequence.slice
             return following is not None and following.layer == layer and following.q is not None
         return True
 
-    def _keep_last_row(self, item: WorkItem) -> None:
-        """Behind the last layer a slice's shown rows and its last can matter: the others have written their K and V."""
-        current, running = _slice(item), item.sequence.current
-        if running is None or running.observe == "attention":
-            return
-        shown = 0 if running.shows_from is None else int((current.rows >= running.shows_from).sum())
-        first = current.rows.shape[0] - max(1, shown)
-        if first == 0:
-            return
-        if current.q is not None:
-            current.q = current.q[first:]
-        current.hidden, current.rows = current.hidden[first:], current.rows[first:]
-        current.rows_device = current.rows_device[first:]
-        current.plans = {}
-
-    def _attend(self, item: WorkItem, layer: int) -> torch.Tensor:
-        sequence, current = item.sequence, _slice(item)
+    def _attend(self, mover: _Mover, layer: int) -> torch.Tensor:
+        sequence, current = mover.sequence, mover.slice
         assert sequence.current is not None  # a moving item has a pass
         assert current.q is not None  # projected just now
         running = sequence.current
@@ -208,78 +246,47 @@ class _Tick:
         return current.plans[window]
 
     def _rope(self, sequence: SequenceState, layer: int) -> RopeTable:
-        """The rotation of one layer: that of the sequence's prompt, looked up once."""
-        if sequence.ropes is None:
-            sequence.ropes = self.model.ropes.tables(sequence.num_prompt_tokens, sequence.slab.capacity)
-        return sequence.ropes[self.model.config.windowed(layer)]
+        return rope_tables(self.model, sequence)[self.model.config.windowed(layer)]
 
-    def _turn(self, item: WorkItem, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _turn(self, mover: _Mover, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin `[rows, 1, dim]` of the slice's rows at one layer."""
-        current, windowed = _slice(item), self.model.config.windowed(layer)
+        current, windowed = mover.slice, self.model.config.windowed(layer)
         if windowed not in current.turns:
-            cos, sin = self._rope(item.sequence, layer).gather(current.rows_device)
+            cos, sin = self._rope(mover.sequence, layer).gather(current.rows_device)
             current.turns[windowed] = cos[:, None], sin[:, None]
         return current.turns[windowed]
 
-    def _end_slice_if_done(self, item: WorkItem) -> None:
-        sequence = item.sequence
-        assert sequence.current is not None  # a moving item has a pass
-        if _slice(item).layer == sequence.current.layers.stop:
-            self._end_slice(item)
+    def _end_slice_if_done(self, mover: _Mover) -> None:
+        assert mover.sequence.current is not None  # a moving item has a pass
+        if mover.slice.layer == mover.sequence.current.layers.stop:
+            self._end_slice(mover)
 
-    def _end_slice(self, item: WorkItem) -> None:
+    def _end_slice(self, mover: _Mover) -> None:
         """Store the slice's outputs; open the next slice of the pass, or the first one of the next pass."""
-        sequence = item.sequence
-        current = _slice(item)
+        sequence, current = mover.sequence, mover.slice
         sequence.partial.append(Frontier(current.layer, current.rows, current.hidden, current.q))
         sequence.slice = None
         assert sequence.current is not None  # a moving item has a pass
         if sequence.rows_started < sequence.current.rows.shape[0]:
-            self.moving.remove(item)
+            self.moving.remove(mover)
             return
         if sequence.current.shows_from is not None:
             show_rows(sequence, self.model)
         sequence.end_pass()
         if sequence.current is None:
-            self.finished[id(item)] = sequence.last_hidden()
+            mover.hidden = sequence.last_hidden()
             sequence.frontier = None
-            self.moving.remove(item)
+            self.moving.remove(mover)
             return
         if sequence.current.layers.start == 0:
-            self.moving.remove(item)
+            self.moving.remove(mover)
             return
-        self._open_slice(item)
-
-    def _open_slice(self, item: WorkItem) -> None:
-        sequence = item.sequence
-        running = sequence.current
-        assert running is not None  # the scheduler plans unfinished sequences only
-        # a residual is learnt from all rows of its pass at once
-        rows_max = max(1, item.rows_max) if running.residual is None else running.rows.shape[0]
-        rows = running.rows[sequence.rows_started : sequence.rows_started + rows_max]
-        sequence.rows_started += rows.shape[0]
-        device = self.model.device
-        start, q = running.layers.start, None
-        if start == 0:
-            hidden = self.model.embed(sequence.token_ids[rows].to(device))
-        else:
-            frontier = sequence.frontier
-            assert frontier is not None  # SequenceState checked that passes follow one another
-            where = torch.searchsorted(frontier.rows, rows).to(device)
-            hidden = frontier.hidden.index_select(0, where)
-            q = frontier.q.index_select(0, where) if frontier.q is not None else None
-        rows_device = rows.to(device)
-        sequence.slice = Slice(rows, rows_device, start, hidden, q)
-        if sequence.num_computed_tokens < sequence.num_prompt_tokens:
-            sequence.slice.cached_rows = int(torch.isin(rows, sequence.context.cached_rows).sum())
-            sequence.slice.question_rows = int((rows >= sequence.context.question_rows[0]).sum())
-
-
-def _slice(item: WorkItem) -> Slice:
-    current = item.sequence.slice
-    assert current is not None  # only items with a running slice are due
-    return current
+        open_slice(self.model, sequence, mover.item.rows_max)
 
 
 def _packed(parts: list[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _split(packed: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
+    return [packed] if len(sizes) == 1 else list(packed.split(sizes))

@@ -85,7 +85,9 @@ def attend_scored(
     for start in range(0, q.shape[0], SCORED_ROWS):
         part = positions[start : start + SCORED_ROWS]
         first, end = first_key(int(part[0]), window), int(part[-1]) + 1
-        visible = visible_keys(part.to(q.device), first, end, window)
+        # every row sees the keys before the first row's, and a window hides some at the front
+        seen_by_all = int(part[0]) + 1 if window is None else first
+        visible = visible_keys(part.to(q.device), seen_by_all, end, window)
         out, scores = _attend_scored(visible, q[start : start + SCORED_ROWS], k[:, first:end], v[:, first:end], scale)
         parts.append(out)
         received[first:end] += scores
@@ -95,11 +97,16 @@ def attend_scored(
 def _attend_scored(
     visible: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """`visible` bool `[rows, last keys]` is for the last of the keys; those before them are seen by every row."""
     rows, heads, dim = q.shape
     kv_heads, keys = k.shape[0], k.shape[1]
-    grouped = q.reshape(rows, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
-    scores = torch.bmm(grouped, k.transpose(1, 2)).float().mul_(scale).view(kv_heads, heads // kv_heads, rows, keys)
-    weights = scores.masked_fill_(~visible, -torch.inf).softmax(-1)
-    out = torch.bmm(weights.view(kv_heads, -1, keys).to(v.dtype), v).view(kv_heads, heads // kv_heads, rows, dim)
-    received = weights.sum((0, 1, 2)) * v.float().norm(dim=-1).mean(0)
+    group, masked = heads // kv_heads, visible.shape[1]
+    grouped = q.reshape(rows, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
+    scores = torch.bmm(grouped, k.transpose(1, 2)).float().mul_(scale).view(kv_heads, group, rows, keys)
+    if masked:
+        scores[..., keys - masked :].masked_fill_(~visible, -torch.inf)
+    # in place: at a long context the weights are several times larger than all keys and values
+    weights = torch.softmax(scores, -1, out=scores)
+    out = torch.bmm(weights.view(kv_heads, -1, keys).to(v.dtype), v).view(kv_heads, group, rows, dim)
+    received = weights.view(-1, keys).sum(0) * v.float().norm(dim=-1).mean(0)
     return out.permute(2, 0, 1, 3).reshape(rows, heads * dim), received

@@ -84,10 +84,27 @@ def test_a_chunk_without_chosen_rows_takes_the_mean_of_all(rope: RopeTable) -> N
 
 
 def test_distance_follows_the_nearer_row(rope: RopeTable) -> None:
-    change = torch.zeros(7, 2, 8, dtype=torch.float64)
+    change = torch.full((7, 2, 8), -1.0, dtype=torch.float64)
     change[0] = 1.0
     _, moved = corrected(rope, "distance", torch.zeros(7, 2, 8), change)
-    assert float(moved[4].mean()) > float(moved[12].mean()) > 0.0
+    assert float(moved[4].mean()) > float(moved[12].mean())
+
+
+def test_distance_weighs_the_mean_of_the_chunk_like_one_row_at_hand(rope: RopeTable) -> None:
+    change = torch.full((7, 2, 8), -1.0, dtype=torch.float64)
+    change[0] = 1.0
+    _, moved = corrected(rope, "distance", torch.zeros(7, 2, 8), change)
+    near = torch.exp(-torch.tensor([1.0, 5.0, 9.0], dtype=torch.float64) / 32.0)
+    own = torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64)
+    expected = ((near * own).sum() + own.mean()) / (near.sum() + 1.0)
+    assert torch.allclose(moved[4], expected.expand(2, 8), atol=1e-6)
+
+
+def test_distance_lets_no_row_say_more_than_the_median(rope: RopeTable) -> None:
+    change = torch.ones(7, 2, 8, dtype=torch.float64)
+    change[1] = 100.0
+    _, moved = corrected(rope, "distance", torch.zeros(7, 2, 8), change)
+    assert torch.allclose(moved[10], torch.ones(2, 8, dtype=torch.float64), atol=1e-6)
 
 
 def test_ridge_learns_a_linear_map_that_the_mean_cannot() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_models import tiny_config
 
 from kvblend.engine.config import RopeConfig
-from kvblend.engine.rope import TABLES_MAX, RopeBook, RopeTable, rotate, rotate_into
+from kvblend.engine.rope import TABLES_MAX, RopeBook, RopeTable, add_rotated, rotate, rotate_into
 
 CPU = torch.device("cpu")
 TABLE = RopeTable(tiny_config(), torch.float64, CPU)
@@ -138,3 +138,14 @@ def test_few_tables_of_a_rope_by_length_are_kept() -> None:
     for length in range(34, 34 + TABLES_MAX):
         book.tables(length, 100)
     assert book.tables(33, 100)[0] is not first
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(8, torch.float32), (4, torch.float32), (8, torch.bfloat16)])
+def test_an_added_rotation_is_the_rotation_added(width: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, out = (torch.randn(2, 5, 8, generator=generator).to(dtype) for _ in range(2))
+    angles = torch.randn(5, width // 2, generator=generator)
+    cos, sin = torch.cat([angles.cos()] * 2, dim=1), torch.cat((-angles.sin(), angles.sin()), dim=1)
+    want = out.float() + rotate(x.float(), cos, sin)
+    add_rotated(out, x, cos, sin)
+    assert torch.allclose(out.float(), want, atol=1e-6 if dtype == torch.float32 else 0.05)

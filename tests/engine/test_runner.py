@@ -59,7 +59,7 @@ def spec(
 
 
 def tick(runner: Runner, *names: str, rows: int = 1000) -> list[TickResult]:
-    return runner.tick([(name, rows) for name in names])
+    return runner.tick([(name, rows, None) for name in names])
 
 
 def finish(runner: Runner, name: str = "r", rows: int = 1000) -> TickResult:
@@ -163,6 +163,17 @@ def test_captured_kv_comes_in_its_stored_form_and_is_loaded_in_it(stored: str) -
     source = DictSource({starts[index]: layers for index, layers in kept.items()})
     narrow.start(spec("next", marks, source=source))
     assert finish(narrow, "next").token_id == greedy(1)[0]
+
+
+def test_a_prompt_cut_by_layers_gives_the_same_token_and_says_what_each_tick_computed() -> None:
+    runner = new_runner()
+    runner.start(spec())
+    done = [runner.tick([("r", 1000, 3)])[0] for _ in range(2)]
+    assert [(result.status, result.row_layers) for result in done] == [
+        ("running", 3 * LAYOUT.num_tokens),
+        ("sampled", (MODEL.num_layers - 3) * LAYOUT.num_tokens),
+    ]
+    assert done[-1].token_id == greedy(1)[0]
 
 
 def test_a_layer_that_is_not_there_stalls_by_number() -> None:

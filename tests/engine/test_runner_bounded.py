@@ -57,7 +57,7 @@ def figures_of(level: float, kl_max: float) -> PrefillFigures:
     plan, size = BlendPlan.of(LAYOUT, MARKS, 0.2), LAYOUT.num_tokens + 8
     runner.start(SequenceSpec("r", plan, selector, size, OnceSource(stored), (), SamplingPlan(0.0, 1.0, 0), output))
     for _ in range(100):
-        (result,) = runner.tick([("r", 1000)])
+        (result,) = runner.tick([("r", 1000, None)])
         if result.status == "sampled":
             assert result.figures is not None
             return result.figures

@@ -25,7 +25,7 @@ def new_runner() -> Runner:
 def finish(runner: Runner, rows: int = 1000) -> TickResult:
     """Tick until everything is computed."""
     for _ in range(200):
-        (result,) = runner.tick([("r", rows)])
+        (result,) = runner.tick([("r", rows, None)])
         if result.status != "running":
             return result
     raise AssertionError("it does not end")
@@ -86,6 +86,6 @@ def test_a_cancel_between_the_two_computings_is_kept() -> None:
     plan = BlendPlan.of(layout, (Reuse.FRESH,) * 3, 0.0)
     runner = new_runner()
     runner.start(SequenceSpec("r", plan, PlainSelector(), layout.num_tokens, captures=(2,), contrast=1))
-    assert runner.tick([("r", 1000)])[0].status == "running"
+    assert runner.tick([("r", 1000, None)])[0].status == "running"
     runner.flag_cancelled("r")
-    assert runner.tick([("r", 1000)])[0].status == "cancelled"
+    assert runner.tick([("r", 1000, None)])[0].status == "cancelled"

@@ -158,13 +158,14 @@ def test_a_stalled_sequence_holds_nobody_back(bench: Bench) -> None:
     assert [outcome.status for outcome in outcomes] == ["stalled", "last_row"]
 
 
-def test_a_range_of_layers_ends_the_tick_and_changes_nothing(bench: Bench) -> None:
+def test_a_limit_of_layers_ends_the_tick_and_changes_nothing(bench: Bench) -> None:
     layout = prompt([C, A])
     sequence = bench.start(layout, [Reuse.FRESH] * 4, 0.0, PlainSelector())
-    outcome = bench.step.run([WorkItem(sequence, 1 << 30, range(2))])[0]
-    assert outcome.status == "running"
-    assert sequence.slice is not None
-    assert sequence.slice.layer == 2
+    for layers_max, layer in ((2, 2), (1, 3)):
+        outcome = bench.step.run([WorkItem(sequence, 1 << 30, layers_max)])[0]
+        assert outcome.status == "running"
+        assert sequence.slice is not None
+        assert sequence.slice.layer == layer
     assert_equal(bench.finish(sequence), bench.full(layout))
 
 
