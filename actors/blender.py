@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from kvblend.actors.core import events as ev
@@ -60,16 +60,16 @@ class Blender(Actor[BlenderMessage]):
         match message:
             case LayerLoaded(request_id, layer):
                 self._layer_loaded(request_id, layer)
-            case ev.StartSequence(job, plan, captures):
+            case ev.StartSequence(job, plan, captures, continues):
                 layers = self._tables.open_layers(job.request_id)
-                spec = self._specs.build(job, plan, captures, layers)
+                spec = replace(self._specs.build(job, plan, captures, layers), continues=continues)
                 self._started[job.request_id] = layers
                 self._captures[job.request_id] = captures
                 self._order(functools.partial(self._runner.start, spec))
             case ev.RunStep(number, items):
-                pairs = [(item.request_id, item.rows_max) for item in items]
-                wanted = {name: self._captures.get(name, ()) for name, _ in pairs}
-                running = self._device.submit(run_tick, self._runner, self._take_orders(), pairs, wanted)
+                due = [(item.request_id, item.rows_max, item.layers_max) for item in items]
+                wanted = {name: self._captures.get(name, ()) for name, _, _ in due}
+                running = self._device.submit(run_tick, self._runner, self._take_orders(), due, wanted)
                 self.spawn(self._step(number, running), f"step {number}")
             case ev.FlagCancelled(request_id):
                 self._runner.flag_cancelled(request_id)
@@ -165,8 +165,10 @@ class Blender(Actor[BlenderMessage]):
                 f.kl_estimate,
                 f.ratios_tried,
             )
-        sampled = ev.Sampled(result.token_id, result.text, result.stopped) if status == "sampled" else None
-        return ev.ItemResult(name, status, result.rows, sampled, prefill, result.error)
+        sampled = None
+        if status == "sampled":
+            sampled = ev.Sampled(result.token_id, result.text, result.stopped, result.logprob)
+        return ev.ItemResult(name, status, result.rows, sampled, prefill, result.error, result.row_layers)
 
     def _tell(self, event: ev.SchedulerEvent) -> None:
         try:
@@ -190,13 +192,13 @@ def run_orders(orders: list[Callable[[], None]]) -> None:
 def run_tick(
     runner: Runner,
     orders: list[Callable[[], None]],
-    pairs: list[tuple[str, int]],
+    items: list[tuple[str, int, int | None]],
     captures: dict[str, tuple[int, ...]],
 ) -> TickReport:
     """One tick, in the device thread, behind the starts and frees that were ordered before it."""
     run_orders(orders)
     began = time.perf_counter()
-    results = runner.tick(pairs)
+    results = runner.tick(items)
     captured = {
         (result.request_id, segment): capture_of(runner, result.request_id, segment)
         for result in results

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 STATUS_BY_CODE: dict[str, int] = {
     "invalid_request": 400,
+    "previous_response_not_found": 400,
     "unauthorized": 401,
     "forbidden": 403,
     "not_found": 404,

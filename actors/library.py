@@ -37,8 +37,10 @@ class Library:
 
     def details(self) -> dict[str, Any]:
         """How many chunks there are here, and the remote tier's figures where there is one."""
-        remote = self._store.remote_figures()
-        return {"chunks": self._store.stats().chunks, **({} if remote is None else {"remote": asdict(remote)})}
+        remote, stats = self._store.remote_figures(), self._store.stats()
+        if remote is None:
+            return {"chunks": stats.chunks}
+        return {"chunks": stats.chunks, "remote": {**asdict(remote), "lost": stats.remote_lost}}
 
     def figures(self) -> dict[str, float]:
         """The plain numbers of the store's statistics, by name."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from kvblend.actors.errors import RequestError
+from kvblend.engine.logprobs import LOGPROBS_MAX as LOGPROBS_MAX
+from kvblend.engine.logprobs import TokenLogprob as TokenLogprob
 from kvblend.engine.selectors.spec import (
     KL_MAX_LIMIT,
     KL_POSITIONS,
@@ -51,15 +53,34 @@ class ChatMessage:
     content: str
 
 
+REPETITION_PENALTIES = (0.01, 100.0)
+PENALTY_MAX = 2.0
+STOP_IDS_MAX = 64
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How output tokens are chosen. `temperature` 0 is greedy."""
+    """How output tokens are chosen (docs/api.md, "How tokens are chosen"). `temperature` 0 is greedy, `top_k` 0 all.
+
+    A token in `stop_token_ids` ends the answer and has no text, as the model's own end tokens do unless `ignore_eos`;
+    none of them comes before `min_tokens` others. `logprobs`: how many of the likeliest tokens are reported with each
+    chosen one; None: no log probabilities at all.
+    """
 
     max_tokens: int = 128
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +142,7 @@ class Generate:
     the server is set to) and answers nothing: that is what ingesting is.
 
     `tenant` parts the chunks of those who ask from one another. The server sets it; no field of a client's reaches it.
+    `client` says who asks where there is no tenant, e.g. which connection: they share the server fairly.
     """
 
     request_id: str
@@ -134,6 +156,7 @@ class Generate:
     generate: bool = True
     prompt: str | tuple[int, ...] | None = None
     tenant: str = field(default="", repr=False)
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +165,8 @@ class LoadingDecision:
 
     `ratio_auto`: the ratio was its to choose, from `ratio_floor` on. `load_ms` and `compute_ms` are expected times.
     `chunks_computed` stored chunks were computed, which is faster than loading them. `store_tier` is the cheapest tier
-    from which the chunks stored for it will load unnoticed, "" where none was.
+    from which the chunks stored for it will load unnoticed, "" where none was. `ratio_lowered_from` is the ratio that
+    load (`ratio_lever_floor`) has lowered, None where it has not.
     """
 
     ratio_auto: bool = False
@@ -151,6 +175,7 @@ class LoadingDecision:
     compute_ms: float = 0.0
     chunks_computed: int = 0
     store_tier: str = ""
+    ratio_lowered_from: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +249,16 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Generated text, never empty; several tokens when the reader was behind or a character spans tokens."""
+    """Generated text; several tokens when the reader was behind or a character spans tokens.
+
+    With log probabilities there is one of `logprobs` for each token; only then the text may be empty, in the last delta
+    of an answer whose last tokens have none.
+    """
 
     request_id: str
     text: str
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,16 @@ from kvblend.actors.core.conditioning import NEIGHBOURS, Conditioning, Ids
 from kvblend.actors.core.events import Job
 from kvblend.actors.core.planning import rope_ids, segment_keys, storing_layout
 from kvblend.actors.errors import RequestError
-from kvblend.actors.messages import MODES, Document, Generate, Sampling
+from kvblend.actors.messages import (
+    LOGPROBS_MAX,
+    MODES,
+    PENALTY_MAX,
+    REPETITION_PENALTIES,
+    STOP_IDS_MAX,
+    Document,
+    Generate,
+    Sampling,
+)
 from kvblend.actors.selection import blend_shape, budget_ratio, kl_bound, merge_selection
 from kvblend.actors.settings import Settings, tenant_salt
 from kvblend.engine.assembly import Engine
@@ -95,6 +104,22 @@ def check_sampling(sampling: Sampling, settings: Settings) -> None:
         raise refuse("seed", sampling.seed, "it must be a whole number of 64 bits")
     if any(not text for text in sampling.stop):
         raise refuse("stop", list(sampling.stop), "an empty stop string would end every answer at once")
+    if sampling.top_k < 0:
+        raise refuse("top_k", sampling.top_k, "it must be at least 1, or 0 for all tokens")
+    if not 0.0 <= sampling.min_p <= 1.0:
+        raise refuse("min_p", sampling.min_p, "it must lie in 0..1")
+    low, high = REPETITION_PENALTIES
+    if not low <= sampling.repetition_penalty <= high:
+        raise refuse("repetition_penalty", sampling.repetition_penalty, f"it must lie in {low:g}..{high:g}")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -PENALTY_MAX <= getattr(sampling, name) <= PENALTY_MAX:
+            raise refuse(name, getattr(sampling, name), f"it must lie in {-PENALTY_MAX:g}..{PENALTY_MAX:g}")
+    if len(sampling.stop_token_ids) > STOP_IDS_MAX:
+        raise refuse("stop_token_ids", f"{len(sampling.stop_token_ids)} ids", f"at most {STOP_IDS_MAX} are taken")
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        raise refuse("min_tokens", sampling.min_tokens, f"it must lie in 0..{sampling.max_tokens}, the longest answer")
+    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= LOGPROBS_MAX:
+        raise refuse("top_logprobs", sampling.logprobs, f"it must lie in 0..{LOGPROBS_MAX}")
 
 
 class JobBuilder:
@@ -112,6 +137,7 @@ class JobBuilder:
         """
         settings, engine = self._settings, self._engine
         merge_selection(settings, request.blend, engine.config.num_layers)
+        self._check_stop_ids(request.sampling)
         layout, salt = self._lay_out(request, stored), tenant_salt(settings.salt, request.tenant)
         self._check_fits(layout, request.sampling.max_tokens)
         blend, sampling = replace(request.blend, max_kl=kl_bound(settings, request.blend)), request.sampling
@@ -131,6 +157,9 @@ class JobBuilder:
             note=note,
             shape=blend_shape(settings, blend),
             deadline_ms=request.deadline_ms,
+            client=request.tenant or request.client,
+            salt=salt,
+            regime=regime,
         )
 
     def _lay_out(self, request: Generate, stored: dict[int, tuple[int, ...]]) -> PromptLayout:
@@ -205,7 +234,14 @@ class JobBuilder:
         self._check_fits(layout, 0, field)
         job = Job(name, "precompute", layout, keys, "blend", 0.0, request.blend, request.sampling)
         echo = not near and rule.echoes(head, len(tokens))
-        return replace(job, conditioning=label, replace=bool(near), echo=echo, note=note)
+        client = request.tenant or request.client
+        return replace(job, conditioning=label, replace=bool(near), echo=echo, note=note, client=client)
+
+    def _check_stop_ids(self, sampling: Sampling) -> None:
+        size = self._engine.config.vocab_size
+        for index, token_id in enumerate(sampling.stop_token_ids):
+            if not 0 <= token_id < size:
+                raise refuse(f"stop_token_ids[{index}]", token_id, f"the model's token ids lie in 0..{size - 1}")
 
     def _check_fits(self, layout: PromptLayout, max_tokens: int, field: str = "input") -> None:
         context, slots = self._engine.config.context_length, self._settings.kv_tokens_max

@@ -53,6 +53,7 @@ def blend_shape(settings: Settings, blend: BlendOptions) -> BlendShape:
         full_layers=spec.check_layers[-1] + 1 if checks else 0,
         waits=spec.selector in ("query", "sensitive", "union", "product"),
         auto_ratio=named == "auto" and not spec.recompute_ratios and not spec.thresholds,
+        fixed_ratio=bool(spec.recompute_ratios or spec.thresholds),
     )
 
 

@@ -21,6 +21,10 @@ from kvblend.engine.selectors.spec import (
 
 DEFAULT_SYSTEM = "You answer questions from the given passages. Be brief and exact."
 DEFAULT_RATIO = 0.15
+OPTIONAL = frozenset(
+    {"auto_ratio_floor", "max_kl", "disk_bytes_budget", "tenant_bytes_max", "itl_ms_max", "ratio_lever_floor"}
+)
+"""Numbers that may be None: without a limit, or not used."""
 REMOTE_SCHEMES = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
 
 
@@ -34,10 +38,10 @@ class Settings:
     """One server's settings. `model` is a known name (`smollm2`), a Hugging Face directory or a GGUF file.
 
     `salt` goes into every chunk key. `separator` parts chunks inside a text; empty, it parts nothing.
-    `kv_tokens_max` bounds the KV slots of all running requests together. `debug` checks the scheduler's invariants
-    after every event. `warm_text` are paragraphs of the corpus for chunks to be computed behind, in place of the
-    shipped ones; with `echo` such chunks are stored as behind a copy of themselves, too. `gate_kl_max` is in nats per
-    token; `force_blend` blends whatever the gate says.
+    `kv_tokens_max` bounds the KV slots of all running requests together, `kept_tokens_max` those of finished answers.
+    `debug` checks the scheduler's invariants after every event. `warm_text` are paragraphs of the corpus for chunks to
+    be computed behind, in place of the shipped ones; with `echo` such chunks are stored as behind a copy of themselves.
+    `gate_kl_max` is in nats per token; `force_blend` blends whatever the gate says. `itl_ms_max` 0 or None is no bound.
     """
 
     model: str = "smollm2"
@@ -70,7 +74,7 @@ class Settings:
     seed: int = 0
     blend_min_tokens: int = 256
     gate: Literal["auto", "off"] = "auto"
-    gate_kl_max: float = 0.5
+    gate_kl_max: float = 0.4
     force_blend: bool = False
     max_kl: float | None = None
     on_miss: Literal["fresh", "precompute"] = "fresh"
@@ -88,7 +92,11 @@ class Settings:
     slow_loads: Literal["compute", "load"] = "compute"
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 8192
+    itl_ms_max: float | None = 1000.0
+    policy: Literal["fcfs", "edf"] = "fcfs"
+    ratio_lever_floor: float | None = None
     kv_tokens_max: int = 131072
+    kept_tokens_max: int = 16384
     queue_requests_max: int = 256
     max_tokens_max: int = 4096
     documents_max: int = 256
@@ -111,14 +119,17 @@ class Settings:
             "prefetch_layers_max": (1, 1024),
             "max_num_seqs": (1, 4096),
             "max_num_batched_tokens": (16, 1 << 24),
+            "itl_ms_max": (0.0, 3.6e6),
+            "ratio_lever_floor": (0.0, 1.0),
             "kv_tokens_max": (256, 1 << 32),
+            "kept_tokens_max": (0, 1 << 32),
             "queue_requests_max": (1, 1 << 20),
             "max_tokens_max": (1, 1 << 24),
             "documents_max": (1, 1 << 20),
         }
         for name, (low, high) in ranges.items():
             value = getattr(self, name)
-            if value is None and name in ("auto_ratio_floor", "max_kl", "disk_bytes_budget", "tenant_bytes_max"):
+            if value is None and name in OPTIONAL:
                 continue
             if name == "recompute_ratio" and value == "auto":
                 continue
@@ -136,6 +147,7 @@ class Settings:
             "disk_policy": ("lru", "cost"),
             "gate": ("auto", "off"),
             "slow_loads": ("compute", "load"),
+            "policy": ("fcfs", "edf"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kvblend.actors.bounds import KLBounds
 from kvblend.actors.core.events import Job
+from kvblend.actors.messages import Sampling
 from kvblend.actors.selection import merge_selection
 from kvblend.actors.settings import Settings
 from kvblend.engine.bound import UNKNOWN
@@ -44,8 +45,35 @@ class SpecBuilder:
             job.tokens_max,
             source,
             captures,
-            SamplingPlan(sampling.temperature, sampling.top_p, sampling.seed or 0),
-            OutputText(self._tokenizer.stream(), self._tokenizer.eos_ids, sampling.stop, sampling.max_tokens),
+            self._plan(sampling),
+            OutputText(
+                self._tokenizer.stream(),
+                self._ends(sampling),
+                sampling.stop,
+                sampling.max_tokens,
+                sampling.min_tokens,
+                self._tokenizer,
+            ),
+        )
+
+    def _ends(self, sampling: Sampling) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        own = () if sampling.ignore_eos else self._tokenizer.eos_ids
+        return (*own, *sampling.stop_token_ids)
+
+    def _plan(self, sampling: Sampling) -> SamplingPlan:
+        return SamplingPlan(
+            sampling.temperature,
+            sampling.top_p,
+            sampling.seed or 0,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            min_tokens=sampling.min_tokens,
+            end_ids=self._ends(sampling),
+            logprobs=sampling.logprobs,
         )
 
     def _selector(self, job: Job, plan: BlendPlan) -> Selector:

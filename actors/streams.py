@@ -24,13 +24,15 @@ class _Text:
         self.request_id = first.request_id
         self.pieces = [first.text]
         self.token_ids = list(first.token_ids)
+        self.logprobs = list(first.logprobs)
 
     def append(self, delta: Delta) -> None:
         self.pieces.append(delta.text)
         self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
 
     def join(self) -> Delta:
-        return Delta(self.request_id, "".join(self.pieces), tuple(self.token_ids))
+        return Delta(self.request_id, "".join(self.pieces), tuple(self.token_ids), tuple(self.logprobs))
 
 
 class TokenStream:

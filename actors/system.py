@@ -135,6 +135,7 @@ class System:
         if request.generate:
             numbered = replace(request, request_id=job_id)
             jobs = [await self._off_loop(lambda: self._jobs.answer(numbered, stored, note))]
+            self._troupe.check_deadline(jobs[0])
         else:
             # no request can have an id that begins like these
             names = [self._open.new_job_id(f"/{job_id}/{index}") for index in range(len(request.documents))]

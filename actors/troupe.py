@@ -13,8 +13,10 @@ from typing import Any
 from kvblend.actors.blender import Blender
 from kvblend.actors.bounds import KLBounds
 from kvblend.actors.core import events as ev
+from kvblend.actors.core.jobs import Job
 from kvblend.actors.core.limits import Limits
 from kvblend.actors.core.scheduler import SchedulerState
+from kvblend.actors.errors import RequestError
 from kvblend.actors.loader import Loader
 from kvblend.actors.messages import StreamEvent
 from kvblend.actors.requests import server_conditioning
@@ -32,6 +34,8 @@ from kvblend.engine.kv import PAGE_TOKENS, pages_of
 from kvblend.store.store import ChunkStore
 
 log = logging.getLogger("kvblend.actors")
+PROBE_S = 0.05
+"""How long the speed of each lower tier is looked at when the loader starts."""
 
 
 class Troupe:
@@ -65,6 +69,10 @@ class Troupe:
             lookahead_requests_max=settings.lookahead_requests_max,
             ratio_floor=settings.ratio_floor,
             computes_slow_loads=settings.slow_loads == "compute",
+            itl_ms_max=settings.itl_ms_max or None,
+            policy=settings.policy,
+            ratio_lever_floor=settings.ratio_lever_floor,
+            kept_pages_max=min(settings.kept_tokens_max, settings.kv_tokens_max) // PAGE_TOKENS,
         )
         self._numbers = itertools.count(1)
         self._tables = SideTables()
@@ -90,6 +98,7 @@ class Troupe:
                 self.blender,
                 settings.prefetch_layers_max,
                 ahead_bytes_max=settings.host_bytes_budget // 4,
+                probe_s=PROBE_S,
             ),
             256,
             "loader",
@@ -105,7 +114,7 @@ class Troupe:
         state = self._state
         return {
             "jobs": len(state.entries),
-            "sequences": sum(1 for _ in state.running()),
+            "sequences": state.num_running,
             "kv_tokens_used": state.pages_used * PAGE_TOKENS,
             "parity_failures": state.parity_failures,
             "actors": {name: _plain(figures) for name, figures in self._supervisor.statistics().items()},
@@ -114,17 +123,25 @@ class Troupe:
     def numbers(self) -> dict[str, dict[str, float]]:
         """What runs and waits (`engine`), and each actor's mailbox depth and restarts (`actors`: `name.depth`)."""
         state = self._state
-        running = sum(1 for _ in state.running())
+        running = state.num_running
         engine: dict[str, float] = {
             "num_requests_running": running,
             "num_requests_waiting": len(state.entries) - running,
             "kv_tokens_used": state.pages_used * PAGE_TOKENS,
         }
+        if state.lever.floor is not None:
+            engine["ratio_lever"] = state.lever.level
         actors: dict[str, float] = {}
         for name, actor in self._supervisor.statistics().items():
             actors[f"{name}.depth"] = actor.mailbox.depth + actor.mailbox.system_depth
             actors[f"{name}.restarts"] = actor.restarts
         return {"engine": engine, "actors": actors}
+
+    def check_deadline(self, job: Job) -> None:
+        """Raise RequestError where this job's deadline would pass before its first token."""
+        late = self._state.admission.refusal(job, time.monotonic())
+        if late is not None:
+            raise RequestError("overloaded", late.message, "deadline_ms", retry_after_s=late.retry_after_s)
 
     def story(self, request_id: str) -> str:
         """What the scheduler saw of one request."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.entry import Entry
+from kvblend.actors.core.forecast import MARGIN
 from kvblend.actors.core.lifecycle import Phase
 from kvblend.actors.core.planning import Decision, decide, precompute_job
+from kvblend.actors.core.progress import Progress
 from kvblend.actors.messages import Planned
 from kvblend.store.keys import ChunkKey
 
@@ -19,54 +21,99 @@ REPLANS_MAX = 3
 WAIT_ROUNDS_MAX = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a job is not taken now, and after how many seconds it might be."""
+
+    message: str
+    retry_after_s: float
+
+
 class Admission:
-    """First come first served: nobody overtakes a job that needs room, but a job that waits for a chunk is passed."""
+    """In the order of `ordering`: nobody passes the next one because it needs more room, but whoever waits for a chunk
+    is passed. `ahead` are the ids of waiting requests that the loader looks at already.
+    """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
+        self.ahead: set[str] = set()
 
     def submitted(self, event: ev.Submitted, out: list[ev.SchedulerCommand]) -> None:
         """Take a job in; one that could never be admitted would keep all others waiting and fails at once."""
         job, limits = event.job, self._state.limits
         if job.request_id in self._state.entries:
             return  # the system refuses ids that are in use: overwritten, the first job would never end
+        late = self.refusal(job, event.at_s)
         entry = self._state.entries[job.request_id] = Entry(job, event.at_s)
+        self._state.ordering.arrive(entry)
         need = limits.pages_of(job.tokens_max)
         if need > limits.pages:
             text = f"it needs {need} KV pages of {limits.page_tokens} tokens; there are {limits.pages} in all"
             self._state.endings.fail(entry, "too_large", text, out)
+        elif late is not None:
+            self._state.endings.fail(entry, "overloaded", late.message, out)
+
+    def refusal(self, job: ev.Job, at_s: float) -> Refusal | None:
+        """Why a job that comes now would be refused: its deadline will pass before its first token. Else None."""
+        if job.deadline_ms is None or job.kind != "generate":
+            return None
+        state, left_s = self._state, job.deadline_ms / 1e3
+        waiting = [e for e in state.entries.values() if e.job.kind == "generate" and e.phase is Phase.QUEUED]
+        queued = [entry for entry in waiting if not entry.pages]
+        ahead = state.ordering.ahead_of(Entry(job, at_s), queued, at_s)
+        wait_s = state.forecast.first_token_s(job, state.running(), ahead)
+        if wait_s is None or wait_s * (1.0 - MARGIN) <= left_s:
+            return None
+        text = f"deadline_ms is {job.deadline_ms:g}; the first token is expected in {1e3 * wait_s:.0f} ms, behind "
+        return Refusal(f"{text}{len(ahead)} waiting requests", wait_s - left_s)
 
     def admit(self, at_s: float, out: list[ev.SchedulerCommand]) -> None:
         """Reserve pages for whoever fits and ask the loader what is stored of them."""
-        state = self._state
-        count = sum(1 for _ in state.running())
-        # a slow disk must not gather captured chunks in memory
-        busy_disk = state.writes >= state.limits.max_num_seqs
-        for entry in list(state.entries.values()):
-            if not entry.eligible or (busy_disk and entry.job.kind == "precompute"):
-                continue
-            need = state.limits.pages_of(entry.job.tokens_max)
-            if count >= state.limits.max_num_seqs or state.pages_used + need > state.limits.pages:
-                self._look_ahead(out)
-                return
-            count += 1
-            entry.pages = need
-            state.pages_used += need
+        state, limits = self._state, self._state.limits
+        places = limits.max_num_seqs - state.num_running
+        if places <= 0 and len(self.ahead) >= limits.lookahead_requests_max:
+            return
+        waiting = [entry for entry in state.entries.values() if entry.eligible]
+        if waiting and state.writes >= limits.max_num_seqs:
+            # a slow disk must not gather captured chunks in memory
+            waiting = [entry for entry in waiting if entry.job.kind != "precompute"]
+        if not waiting:
+            return
+        wanted = {key for entry in state.entries.values() if entry.job.kind == "generate" for key in entry.waits}
+        while waiting:
+            free = limits.pages - state.pages_used + state.continuing.kept.pages
+            if places <= 0 or all(limits.pages_of(entry.job.tokens_max) > free for entry in waiting):
+                break
+            entry = state.ordering.first(waiting, wanted, at_s)
+            need = limits.pages_of(entry.job.tokens_max)
+            if need > free:
+                break
+            places -= 1
+            waiting.remove(entry)
+            state.ordering.admit(entry, waiting, self._clients)
+            state.continuing.make_room(need, out)
+            state.reserve_pages(entry, need)
             entry.admitted_s = at_s
-            entry.looking_up, entry.ahead = True, False
+            entry.looking_up = True
+            self.ahead.discard(entry.request_id)
             out.append(ev.Lookup(entry.job, entry.deadline_s))
+        self._look_ahead(waiting, at_s, out)
 
-    def _look_ahead(self, out: list[ev.SchedulerCommand]) -> None:
+    def _clients(self) -> set[str]:
+        return {entry.job.client for entry in self._state.entries.values()}
+
+    def _look_ahead(self, waiting: list[Entry], at_s: float, out: list[ev.SchedulerCommand]) -> None:
         """Have the loader look at the next requests in the queue, each once while it waits."""
-        left = self._state.limits.lookahead_requests_max
-        for entry in self._state.entries.values():
-            if left <= 0:
-                return
-            if entry.job.kind == "generate" and entry.eligible:
+        answers = [entry for entry in waiting if entry.job.kind == "generate"]
+        count = self._state.limits.lookahead_requests_max
+        left = count - len(self.ahead)
+        if left <= 0 or not answers:
+            return
+        for entry in self._state.ordering.first_of(answers, count, at_s):
+            if left and entry.request_id not in self.ahead:
                 left -= 1
-                if not entry.ahead:
-                    entry.ahead = True
-                    out.append(ev.LookAhead(entry.job, entry.deadline_s))
+                self.ahead.add(entry.request_id)
+                out.append(ev.LookAhead(entry.job, entry.deadline_s))
 
     def looked_up(self, event: ev.LookedUp, out: list[ev.SchedulerCommand]) -> None:
         """Plan with the hits; or wait, where another job is computing what is missing."""
@@ -79,6 +126,10 @@ class Admission:
         last = len(entry.job.layout.segments) - 1
         if entry.job.kind == "precompute" and any(hit.segment == last for hit in entry.hits):
             state.endings.finish(entry, "stop", event.at_s, out)
+            return
+        begun = state.continuing.begin(entry)
+        if begun is not None:
+            self._begin(entry, begun, event.at_s, out)
             return
         decision = self._decide(entry, event)
         entry.waits = self._busy_keys(entry, decision, event.at_s)
@@ -93,12 +144,21 @@ class Admission:
         state, job = self._state, entry.job
         decision = decide(job, entry.hits, state.limits.blend_min_tokens)
         used = [hit for hit in entry.hits if hit.segment in decision.used]
-        busy = sum(1 for _ in state.running())
+        busy = state.num_running
         choice = state.controller.choose(job, used, event.speeds, event.at_s, busy)
         entry.loading = choice.decision
-        if choice.computed or choice.ratio != decision.plan.recompute_ratio:
-            decision = decide(job, entry.hits, state.limits.blend_min_tokens, choice.ratio, choice.computed)
-        return replace(decision, notes=(*decision.notes, *choice.notes))
+        state.lever.note(self._answers_waiting(), busy)
+        ratio = state.lever.lower(job, choice.ratio)
+        if choice.computed or ratio != decision.plan.recompute_ratio:
+            decision = decide(job, entry.hits, state.limits.blend_min_tokens, ratio, choice.computed)
+        notes = [*decision.notes, *choice.notes]
+        if ratio < choice.ratio and decision.plan.budget:
+            entry.loading = replace(entry.loading, ratio_lowered_from=choice.ratio)
+            notes.append(f"recompute_ratio {choice.ratio:g} lowered to {ratio:g}: the server is loaded")
+        return replace(decision, notes=tuple(notes))
+
+    def _answers_waiting(self) -> int:
+        return sum(entry.eligible and entry.job.kind == "generate" for entry in self._state.entries.values())
 
     def _busy_keys(self, entry: Entry, decision: Decision, at_s: float) -> set[ChunkKey]:
         """What is missing and being computed by others; with `on_miss` "precompute" every missed chunk is."""
@@ -127,6 +187,7 @@ class Admission:
         """Free everything and start over; after some tries without any reuse."""
         entry.notes.append(f"planned again: {entry.replan}")
         entry.replan, entry.stalled, entry.loads, entry.decision = "", False, False, None
+        entry.progress, entry.device_ms, entry.continued = Progress(), 0.0, None
         entry.replans += 1
         self._state.endings.disown(entry)
         out.append(ev.FreeSequence(entry.request_id))
@@ -146,7 +207,10 @@ class Admission:
             self._queue_precomputes(entry, decision.precomputes, at_s)
             out.append(ev.Emit(entry.request_id, Planned(entry.request_id, entry.usage(at_s))))
         entry.loads = bool(decision.used)
-        out.append(ev.StartSequence(entry.job, decision.plan, decision.captures))
+        if entry.loads:
+            self._state.forecast.note_load(entry.job, entry.loading.load_ms / 1e3)
+        earlier = None if entry.continued is None else (entry.continued.request_id, entry.continued.tokens)
+        out.append(ev.StartSequence(entry.job, decision.plan, decision.captures, earlier))
         out.append(ev.StartLoading(entry.request_id, decision.used))
         if not entry.loads:
             entry.move(Phase.PREFILLING)
@@ -163,6 +227,7 @@ class Admission:
                 continue
             job = precompute_job(f"/precompute/{state.new_number()}", entry.job, segment, state.limits.conditioning)
             waiting = Entry(job, at_s)
+            state.ordering.arrive(waiting)
             waiting.owns[key] = len(job.layout.segments) - 1
             # with "fresh" the answer comes first; the job starts when the first token is out
             waiting.waits_for = entry.request_id if entry.job.on_miss == "fresh" else None
@@ -171,7 +236,6 @@ class Admission:
         return keys
 
     def _back_to_queue(self, entry: Entry, out: list[ev.SchedulerCommand]) -> None:
-        entry.ahead = False
         out.append(ev.Release(entry.request_id))
         self._state.return_pages(entry)
         if entry.phase is not Phase.QUEUED:

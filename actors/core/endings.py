@@ -61,6 +61,7 @@ class Endings:
             finished = Finished(entry.request_id, reason, entry.usage(at_s), chunks=(chunk,))
         else:
             finished = Finished(entry.request_id, reason, entry.usage(at_s))
+            self._state.forecast.note_answer(entry.decode_ms)
         self._end(entry, Phase.FINISHED, finished, out)
 
     def stored(self, event: ev.Stored, out: list[ev.SchedulerCommand]) -> None:
@@ -92,12 +93,14 @@ class Endings:
                 if request_id in state.entries:
                     state.entries[request_id].in_step = False
             state.step = None
+            state.continuing.forget()
+        else:
+            state.admission.ahead.clear()
         for entry in list(state.entries.values()):
             computing = entry.phase in (Phase.LOADING, Phase.PREFILLING, Phase.DECODING)
             if event.name == "blender":
                 held = (computing and entry.prefill is None) or entry.phase is Phase.DECODING
             else:
-                entry.ahead = False
                 lost_store = entry.stores_left > 0
                 entry.stores_left = 0
                 held = entry.looking_up or entry.loads or (lost_store and entry.job.kind == "precompute")
@@ -114,6 +117,7 @@ class Endings:
 
     def release_precomputes(self, entry: Entry) -> None:
         """The first token is out: the chunks it missed may be computed now."""
+        self._state.queue_changed = True
         for other in self._state.entries.values():
             if other.waits_for == entry.request_id:
                 other.waits_for = None
@@ -128,13 +132,15 @@ class Endings:
 
     def _end(self, entry: Entry, phase: Phase, terminal: Finished | Failed, out: list[ev.SchedulerCommand]) -> None:
         entry.move(phase)
+        kept = phase is Phase.FINISHED and self._state.continuing.offer(entry, out)
         self._state.return_pages(entry)
         out.append(ev.Emit(entry.request_id, terminal))
-        if entry.decision is not None:
+        if entry.decision is not None and not kept:
             out.append(ev.FreeSequence(entry.request_id))
         out.append(ev.Release(entry.request_id))
         self.disown(entry)
         self._state.entries.pop(entry.request_id)
+        self._state.admission.ahead.discard(entry.request_id)
         self._drop_or_release_precomputes(entry)
 
     def _drop_or_release_precomputes(self, entry: Entry) -> None:

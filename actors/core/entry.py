@@ -7,11 +7,24 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kvblend.actors.core.events import Hit, Job, PrefillReport
+from kvblend.actors.core.kept import Origin
 from kvblend.actors.core.lifecycle import TERMINAL_PHASES, Phase, check_transition
 from kvblend.actors.core.planning import Decision
-from kvblend.actors.messages import LoadingDecision, Usage
+from kvblend.actors.core.progress import Progress
+from kvblend.actors.messages import LoadingDecision, TokenLogprob, Usage
 from kvblend.engine.layout import Reuse, SegmentKind
 from kvblend.store.keys import ChunkKey
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """The kept sequence that a prompt began with: how many of its tokens, the chunks among them, and whose KV it is."""
+
+    request_id: str
+    tokens: int
+    chunks: int
+    origin: Origin
+
 
 EndKind = Literal["cancelled", "deadline", "fault"]
 
@@ -23,8 +36,12 @@ class Entry:
     `pages` are reserved KV pages; `waits` are keys that other jobs are computing for it; `waits_for` is the request
     whose first token comes before it; `owns` are keys it computes itself, with their segments; `ending` is how it will
     end after the step it is in; `rounds` counts how often it waited for chunks; `distrusted`: stored KV was
-    found wrong, and nothing stored is used for it any more; `ahead`: the loader looks at it while it waits for room;
-    `shared`: its prompt was not computed alone.
+    found wrong, and nothing stored is used for it any more; `shared`: its prompt was not computed alone.
+
+    `arrival` and `turn` number arrivals and first admissions, `start_s` is when it must start; `overtaken` and
+    `skipped` count who and what passed it by (`ordering`). `progress` is how far its prompt has come on the device;
+    `device_ms` and `decode_ms` are its share of the steps that its prompt and its answer were in. `continued` is what
+    it began with, where it is the next turn of a conversation.
     """
 
     job: Job
@@ -50,11 +67,21 @@ class Entry:
     prefill: PrefillReport | None = None
     output_tokens: int = 0
     silent_ids: tuple[int, ...] = ()
+    silent_logprobs: tuple[TokenLogprob, ...] = ()
     admitted_s: float = 0.0
     first_token_s: float | None = None
     compute_ms: float = 0.0
-    ahead: bool = False
     shared: bool = False
+    arrival: int = 0
+    start_s: float = 0.0
+    turn: int = 0
+    overtaken: int = 0
+    skipped: int = 0
+    device_ms: float = 0.0
+    decode_ms: float = 0.0
+    progress: Progress = field(default_factory=Progress)
+    output_ids: list[int] = field(default_factory=list)
+    continued: Continued | None = None
     loading: LoadingDecision = field(default_factory=LoadingDecision)
     notes: list[str] = field(default_factory=list)
 
@@ -77,7 +104,8 @@ class Entry:
     @property
     def eligible(self) -> bool:
         """Whether it may be admitted as soon as there is room."""
-        return self.phase is Phase.QUEUED and not self.looking_up and not self.waits and self.waits_for is None
+        waits = self.looking_up or self.waits or self.waits_for is not None
+        return self.phase is Phase.QUEUED and not self.pages and not waits
 
     @property
     def ended(self) -> bool:
@@ -120,6 +148,11 @@ class Entry:
             loading=self.loading,
             notes=(*self._given_notes(), *self.decision.notes, *self.notes),
         )
+        if self.continued is not None:
+            count, tokens = self.continued.chunks, self.continued.tokens
+            usage = replace(
+                usage, chunk_hits=count, chunk_misses=0, tiers={"device": count}, tier_tokens={"device": tokens}
+            )
         done = self.prefill
         if done is None:
             return usage

@@ -15,7 +15,7 @@ from kvblend.actors.core.jobs import Hit as Hit
 from kvblend.actors.core.jobs import Job as Job
 from kvblend.actors.core.jobs import SegmentKeys as SegmentKeys
 from kvblend.actors.core.speeds import TierSpeed
-from kvblend.actors.messages import StreamEvent
+from kvblend.actors.messages import StreamEvent, TokenLogprob
 from kvblend.engine.layout import BlendPlan
 from kvblend.store.keys import ChunkKey
 
@@ -97,11 +97,15 @@ class Sampled:
     token_id: int
     text: str
     stopped: bool
+    logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ItemResult:
-    """What one step did for one request. `prefill` is set in the step that finished the prompt."""
+    """What one step did for one request. `prefill` is set in the step that finished the prompt.
+
+    `row_layers` counts the rows that were computed, layer by layer.
+    """
 
     request_id: str
     status: Literal["running", "stalled", "sampled", "prefilled", "cancelled", "failed"]
@@ -109,6 +113,7 @@ class ItemResult:
     sampled: Sampled | None = None
     prefill: PrefillReport | None = None
     error: str = ""
+    row_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,19 +213,24 @@ class DropChunks:
 
 @dataclass(frozen=True, slots=True)
 class StartSequence:
-    """To the blender: KV slots and state for a planned request; the store gets the segments in `captures`."""
+    """To the blender: KV slots and state for a planned request; the store gets the segments in `captures`.
+
+    `continues` names a sequence that was not freed, and how many of its tokens this one begins with.
+    """
 
     job: Job
     plan: BlendPlan
     captures: tuple[int, ...]
+    continues: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepItem:
-    """At most `rows_max` new rows of one request in the next step."""
+    """At most `rows_max` new rows of one request in the next step, at most `layers_max` layers further (None: all)."""
 
     request_id: str
     rows_max: int
+    layers_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

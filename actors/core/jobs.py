@@ -28,12 +28,14 @@ class SegmentKeys:
 class BlendShape:
     """What loading can hide behind, of one request's selector: its first `full_layers` layers are computed for every
     cached row; `waits` where its last pass begins only when a pass over all layers is done, so that nothing of it is
-    hidden behind loading. `auto_ratio`: the ratio may be raised to what loading hides.
+    hidden behind loading. `auto_ratio`: the ratio may be raised to what loading hides. `fixed_ratio`: how many rows are
+    recomputed is said row set by row set or by thresholds, and not by one ratio.
     """
 
     full_layers: int = 2
     waits: bool = False
     auto_ratio: bool = False
+    fixed_ratio: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class Job:
 
     `recompute_ratio` is the lowest where `shape` says that it may be raised. `deadline_ms` counts from its acceptance.
     `note` is said with its figures. Of a precompute job: `conditioning` names what the chunk is computed behind, `note`
-    says why it is not what the server is set to, `replace` makes the new KV take the place of what is stored.
+    says why it is not what the server is set to, `replace` makes the new KV take the place of what is stored. `client`
+    is who asked: clients share the server fairly. `salt` and `regime` are those of its keys.
     """
 
     request_id: str
@@ -60,6 +63,9 @@ class Job:
     note: str = ""
     shape: BlendShape = BlendShape()
     deadline_ms: float | None = None
+    client: str = ""
+    salt: str = ""
+    regime: tuple[int, ...] = ()
 
     @property
     def stored_key(self) -> ChunkKey:

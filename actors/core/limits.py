@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kvblend.actors.core.conditioning import Conditioning
 
@@ -12,7 +13,9 @@ class Limits:
     """KV pages of `page_tokens` tokens, sequences at a time, rows per step, and the rules of planning and loading.
 
     `layer_token_bytes` is what one token's KV of one layer takes where it is stored. With `computes_slow_loads` a chunk
-    that loads slower than it computes is computed.
+    that loads slower than it computes is computed. `itl_ms_max` bounds the time of a step that running answers are in,
+    `policy` orders the queue, `ratio_lever_floor` is how low load may press the ratio (None: not at all),
+    `kept_pages_max` bounds what finished answers hold for the next turn.
     """
 
     pages: int
@@ -26,6 +29,10 @@ class Limits:
     lookahead_requests_max: int = 4
     ratio_floor: float = 0.15
     computes_slow_loads: bool = True
+    itl_ms_max: float | None = None
+    policy: Literal["fcfs", "edf"] = "fcfs"
+    ratio_lever_floor: float | None = None
+    kept_pages_max: int = 0
 
     def pages_of(self, tokens: int) -> int:
         """Pages that hold this many tokens."""

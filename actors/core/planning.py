@@ -9,7 +9,7 @@ from kvblend.actors.core.conditioning import Conditioning, Ids
 from kvblend.actors.core.events import Hit, Job, SegmentKeys
 from kvblend.actors.messages import Mode
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
-from kvblend.store.keys import TOKEN_ID_MAX, ChunkKey
+from kvblend.store.keys import TOKEN_ID_MAX, ChunkKey, ids_digest
 
 
 def rope_ids(regime: str, num_tokens: int) -> Ids:
@@ -126,7 +126,7 @@ def precompute_job(request_id: str, job: Job, segment: int, conditioning: Condit
     layout, keys = storing_layout(behind, ids, key, len(behind))
     label, echo = conditioning.label(system, len(ids)), conditioning.echoes(system, len(ids))
     computed = Job(request_id, "precompute", layout, keys, "blend", 0.0, job.options, job.sampling)
-    return replace(computed, conditioning=label, echo=echo)
+    return replace(computed, conditioning=label, echo=echo, client=job.client)
 
 
 def storing_layout(
@@ -141,7 +141,7 @@ def storing_layout(
     keys: list[SegmentKeys] = []
     before: list[int] = []
     for index, piece in enumerate(behind):
-        above = ChunkKey.of(key.fingerprint, key.salt, before, piece)
+        above = ChunkKey(key.fingerprint, key.tenant, ids_digest(before), ids_digest(piece))
         keys.append(SegmentKeys(((above, True),), keep=above) if index < kept else SegmentKeys())
         before.extend(piece)
     keys.append(SegmentKeys(() if replace else ((key, True),), keep=key))

@@ -1,4 +1,4 @@
-"""The scheduler's pure core: all jobs in order of arrival. Events in, commands out."""
+"""The scheduler's pure core: all jobs from arrival to end. Events in, commands out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterator
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.admission import Admission
+from kvblend.actors.core.continuing import Continuing
 from kvblend.actors.core.controller import Controller
 from kvblend.actors.core.endings import Endings
 from kvblend.actors.core.entry import Entry
+from kvblend.actors.core.forecast import Forecast
+from kvblend.actors.core.lever import RatioLever
 from kvblend.actors.core.lifecycle import Phase
 from kvblend.actors.core.limits import Limits
+from kvblend.actors.core.ordering import Ordering, policy_of
+from kvblend.actors.core.pacing import Pace
 from kvblend.actors.core.stepping import Stepping
 from kvblend.store.keys import ChunkKey
 
@@ -20,7 +25,7 @@ class InvariantBroken(RuntimeError):
 
 
 class SchedulerState:
-    """All jobs, in order of arrival. One step is in flight at most; feedback is never waited for.
+    """All jobs, queued by `ordering`. One step is in flight at most; feedback is never waited for.
 
     `inflight` maps the key of every chunk that is being computed to the job that does it. `new_number` never returns
     the same number twice, not even to another state. `story_length` events per request are kept for `story`.
@@ -31,11 +36,19 @@ class SchedulerState:
         self.controller = Controller(limits.num_layers, may_compute=limits.computes_slow_loads)
         self.new_number = new_number
         self.entries: dict[str, Entry] = {}
+        self.queue_changed = False
+        self._running: dict[str, Entry] = {}
         self.inflight: dict[ChunkKey, str] = {}
         self.step: tuple[str, ...] | None = None
         self.step_number = 0
         self.pages_used = 0
         self.parity_failures = 0
+        self.forecast = Forecast(limits.max_num_seqs)
+        policy = policy_of(limits.policy, self.forecast.alone_s, limits.max_num_batched_tokens)
+        self.ordering = Ordering(policy)
+        self.pace = Pace(limits.itl_ms_max, limits.num_layers)
+        self.lever = RatioLever(limits.ratio_lever_floor, limits.max_num_seqs)
+        self.continuing = Continuing(self)
         self.admission = Admission(self)
         self.stepping = Stepping(self)
         self.endings = Endings(self)
@@ -68,8 +81,11 @@ class SchedulerState:
                 self.endings.stored(event, out)
             case ev.PeerCrashed():
                 self.endings.peer_crashed(event, out)
-        self.admission.admit(event.at_s, out)
-        self.stepping.plan_step(out)
+        # most steps change nothing for those who wait
+        if self.queue_changed or not isinstance(event, ev.StepDone | ev.FirstLayerLoaded | ev.Unstalled):
+            self.queue_changed = False
+            self.admission.admit(event.at_s, out)
+        self.stepping.plan_step(event.at_s, out)
         return out
 
     @property
@@ -84,23 +100,38 @@ class SchedulerState:
         return ended + sum(entry.stores_left for entry in self.entries.values())
 
     def running(self) -> Iterator[Entry]:
-        """Entries that hold KV pages."""
-        return (entry for entry in self.entries.values() if entry.pages)
+        """Entries that hold KV pages, in order of admission."""
+        return iter(self._running.values())
+
+    @property
+    def num_running(self) -> int:
+        """How many hold KV pages."""
+        return len(self._running)
+
+    def reserve_pages(self, entry: Entry, count: int) -> None:
+        """Take KV pages for an entry that has none."""
+        entry.pages = count
+        self.pages_used += count
+        self._running[entry.request_id] = entry
 
     def return_pages(self, entry: Entry) -> None:
         """Give an entry's KV pages back to the count."""
+        self.queue_changed = True
         self.pages_used -= entry.pages
         entry.pages = 0
+        self._running.pop(entry.request_id, None)
 
     def validate(self) -> None:
         """Raise InvariantBroken where the state contradicts itself. For tests and debugging."""
-        held = sum(entry.pages for entry in self.entries.values())
+        held = sum(entry.pages for entry in self.entries.values()) + self.continuing.kept.pages
         problems = []
         if held != self.pages_used:
             problems.append(f"{self.pages_used} pages counted, {held} held")
         if not 0 <= self.pages_used <= self.limits.pages:
             problems.append(f"{self.pages_used} of {self.limits.pages} pages used")
-        if sum(1 for _ in self.running()) > self.limits.max_num_seqs:
+        if {entry.request_id for entry in self.entries.values() if entry.pages} != set(self._running):
+            problems.append(f"{sorted(self._running)} are said to run")
+        if self.num_running > self.limits.max_num_seqs:
             problems.append(f"more than {self.limits.max_num_seqs} sequences run")
         for entry in self.entries.values():
             storing = entry.job.kind == "precompute" and entry.prefill is not None

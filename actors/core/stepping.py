@@ -20,29 +20,36 @@ PARITY_ERROR_MAX = 0.02
 
 
 class Stepping:
-    """Plans one step at a time: every decoding sequence's row first, then prefills in order of arrival."""
+    """Plans one step at a time: every decoding sequence's row, and what there is room for of the prefills."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
+        self._asked: dict[str, int | None] = {}
 
-    def plan_step(self, out: list[ev.SchedulerCommand]) -> None:
-        """Ask for the next step unless one is running or nothing is due."""
+    def plan_step(self, at_s: float, out: list[ev.SchedulerCommand]) -> None:
+        """Ask for the next step unless one is running or nothing is due.
+
+        A chunk that is computed for later stands back while prompts of answers are due, but for every ninth step.
+        """
         state = self._state
         if state.step is not None:
             return
-        ready = [e for e in state.entries.values() if e.phase in (Phase.PREFILLING, Phase.DECODING) and not e.stalled]
+        ready = [e for e in state.running() if e.phase in (Phase.PREFILLING, Phase.DECODING) and not e.stalled]
         decoding = [entry for entry in ready if entry.phase is Phase.DECODING]
         prefilling = [entry for entry in ready if entry.phase is Phase.PREFILLING and entry.prefill is None]
         items = [ev.StepItem(entry.request_id, 1) for entry in decoding]
-        left = state.limits.max_num_batched_tokens - len(decoding)
-        for entry in prefilling:
-            if left <= 0:
-                break
-            rows = min(left, entry.job.layout.num_tokens)
-            items.append(ev.StepItem(entry.request_id, rows))
-            left -= rows
+        answers = any(entry.job.kind == "generate" for entry in prefilling)
+        bounded = bool(decoding) or (not answers and any(e.job.kind == "generate" for e in state.running()))
+        room = state.pace.room(len(decoding), state.limits.max_num_batched_tokens, bounded)
+        for entry in state.ordering.sort_prefills(prefilling, at_s):
+            stands_back = answers and entry.job.kind == "precompute" and state.ordering.may_stand_back(entry)
+            item = None if stands_back else state.pace.cut(entry, room)
+            entry.skipped = entry.skipped + 1 if item is None else 0
+            if item is not None:
+                items.append(item)
         if not items:
             return
+        self._asked = {item.request_id: item.layers_max for item in items}
         state.step, state.step_number = tuple(item.request_id for item in items), state.new_number()
         for request_id in state.step:
             state.entries[request_id].in_step = True
@@ -58,6 +65,7 @@ class Stepping:
         for request_id in members:
             if request_id in state.entries:
                 state.entries[request_id].in_step = False
+        self._account(event)
         for result in event.results:
             entry = state.entries.get(result.request_id)
             if entry is None:
@@ -81,6 +89,25 @@ class Stepping:
             if request_id in state.entries:
                 state.endings.fail(state.entries[request_id], "internal", "the device knows nothing of it", out)
 
+    def _account(self, event: ev.StepDone) -> None:
+        """Whose time it was, and how far everybody has come: what decoding takes alone is its, the rest is by rows."""
+        state, decoding, prefills = self._state, list[Entry](), list[tuple[Entry, ev.ItemResult]]()
+        for result in event.results:
+            entry = state.entries.get(result.request_id)
+            if entry is not None and entry.phase is Phase.DECODING:
+                decoding.append(entry)
+            elif entry is not None and entry.prefill is None:
+                prefills.append((entry, result))
+                entry.progress.note(result, self._asked.get(result.request_id), state.limits.num_layers)
+        state.pace.note(len(decoding), prefills, event.compute_ms)
+        work = sum(result.row_layers for _, result in prefills)
+        answers_ms = min(event.compute_ms, state.pace.decode_ms(len(decoding))) if prefills else event.compute_ms
+        for entry in decoding:
+            entry.decode_ms += answers_ms / len(decoding)
+        for entry, result in prefills:
+            share = result.row_layers / work if work else 1.0 / len(prefills)
+            entry.device_ms += share * (event.compute_ms - answers_ms)
+
     def _drop_captured(self, event: ev.StepDone, out: list[ev.SchedulerCommand]) -> None:
         """The step is one of a blender or scheduler that has crashed since: what it captured is nobody's."""
         for result in event.results:
@@ -101,16 +128,26 @@ class Stepping:
             entry.first_token_s = at_s
             self._state.endings.release_precomputes(entry)
         entry.output_tokens += 1
-        entry.silent_ids = (*entry.silent_ids, result.sampled.token_id)
-        if result.sampled.text:
-            out.append(ev.Emit(entry.request_id, Delta(entry.request_id, result.sampled.text, entry.silent_ids)))
-            entry.silent_ids = ()
+        entry.output_ids.append(result.sampled.token_id)
+        self._say(entry, result.sampled, out)
         if result.sampled.stopped:
             self._state.endings.finish(entry, "stop", at_s, out)
         elif entry.output_tokens >= entry.job.sampling.max_tokens:
             self._state.endings.finish(entry, "length", at_s, out)
         elif entry.phase is Phase.PREFILLING:
             entry.move(Phase.DECODING)
+
+    @staticmethod
+    def _say(entry: Entry, sampled: ev.Sampled, out: list[ev.SchedulerCommand]) -> None:
+        """A token with text takes those without along; the last one does so too where its log probability is wanted."""
+        name = entry.request_id
+        entry.silent_ids = (*entry.silent_ids, sampled.token_id)
+        if sampled.logprob is not None:
+            entry.silent_logprobs = (*entry.silent_logprobs, sampled.logprob)
+        last = sampled.stopped or entry.output_tokens >= entry.job.sampling.max_tokens
+        if sampled.text or (last and entry.silent_logprobs):
+            out.append(ev.Emit(name, Delta(name, sampled.text, entry.silent_ids, entry.silent_logprobs)))
+            entry.silent_ids, entry.silent_logprobs = (), ()
 
     def _distrust(self, entry: Entry, error: float, out: list[ev.SchedulerCommand]) -> None:
         """Stored keys are not those of their tokens: nothing has been said yet, so all is computed again without them.
@@ -131,6 +168,7 @@ class Stepping:
         """All layers are in place: leases close, captured segments go to the store."""
         # the payloads are taken before the release, which drops what was captured and not asked for
         entry.prefill = report
+        self._state.forecast.note_prompt(entry)
         self._note_speed(entry, report)
         for key, segment in entry.owns.items():
             entry.stores_left += 1

@@ -82,7 +82,6 @@ class World:
 
 
 def layer_parts(tokens: int) -> list[tuple[int, memoryview]]:
-    """One layer of a segment at position 0."""
     config = MODEL.config
     return [(0, memoryview(bytearray(2 * config.num_kv_heads * tokens * config.head_dim * 4)))]
 
@@ -231,7 +230,7 @@ async def test_a_layer_that_comes_before_the_stall_is_told_is_no_stall(monkeypat
         await w.rig.heard()
         real = w.runner.tick
 
-        def tick(items: Sequence[tuple[str, int]]) -> list[TickResult]:
+        def tick(items: Sequence[tuple[str, int, int | None]]) -> list[TickResult]:
             results = real(items)
             assert [(result.status, result.layer) for result in results] == [("stalled", 1)]
             w.tables.layers["r"].put(1, layer_parts(3))
@@ -240,6 +239,13 @@ async def test_a_layer_that_comes_before_the_stall_is_told_is_no_stall(monkeypat
         monkeypatch.setattr(w.runner, "tick", tick)
         w.step(1, "r")
         assert (await w.done()).results[0].status == "running"
+
+
+async def test_a_step_goes_as_far_as_it_may() -> None:
+    async with world() as w:
+        w.start(generate("r", A))
+        w.rig.tell(ev.RunStep(1, (ev.StepItem("r", 4, 2),)))
+        assert (await w.done()).results == (ev.ItemResult("r", "running", 4, row_layers=8),)
 
 
 async def test_a_step_of_strangers_tells_nothing_of_them() -> None:

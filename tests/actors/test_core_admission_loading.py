@@ -34,7 +34,7 @@ def test_a_request_that_was_looked_ahead_is_looked_up_when_there_is_room() -> No
     driver.submit(generate("running", A), generate("a", A))
     driver.cancel("running")
     assert driver.looked_up_ids() == ["a"]
-    assert not driver.entry("a").ahead
+    assert not driver.state.admission.ahead
 
 
 def test_a_request_that_leaves_the_queue_has_its_leases_released() -> None:

@@ -8,7 +8,7 @@ import pytest
 from core_driver import REPORT, SYSTEM, A, B, C, Driver, generate, key_of, result, store
 
 from kvblend.actors.core import events as ev
-from kvblend.actors.messages import Delta, Failed, Finished
+from kvblend.actors.messages import Delta, Failed, Finished, TokenLogprob
 from kvblend.engine.layout import Reuse
 
 
@@ -129,6 +129,23 @@ def test_ids_without_text_go_out_with_the_next_text() -> None:
     assert driver.emitted() == []
     driver.step(result("a", "sampled", text="né"))
     assert driver.emitted() == [Delta("a", "né", (5, 5))]
+
+
+def test_log_probabilities_of_silent_tokens_go_out_with_the_next_text() -> None:
+    driver = Driver()
+    decoding(driver, "a")
+    first, second = TokenLogprob(5, -1.0), TokenLogprob(5, -2.0)
+    driver.step(result("a", "sampled", text="", logprob=first))
+    driver.step(result("a", "sampled", text="né", logprob=second))
+    assert driver.emitted() == [Delta("a", "né", (5, 5), (first, second))]
+
+
+def test_the_log_probability_of_an_end_token_is_not_lost() -> None:
+    driver = Driver()
+    decoding(driver, "a")
+    end = TokenLogprob(5, -1.0)
+    driver.step(result("a", "sampled", text="", stopped=True, logprob=end))
+    assert driver.emitted()[0] == Delta("a", "", (5,), (end,))
 
 
 def test_a_stop_ends_the_request_after_its_text() -> None:

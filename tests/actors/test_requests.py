@@ -19,7 +19,7 @@ from kvblend.engine.chat import ChatTemplate
 from kvblend.engine.prompt import chunk_ids, system_ids
 from kvblend.engine.runner import Runner
 from kvblend.engine.tokenizer import Tokenizer
-from kvblend.store.keys import ChunkKey
+from kvblend.store.keys import ChunkKey, tenant_of
 
 TOKENIZER = Tokenizer(tokenizer_json(), bos_id=1, eos_ids=(2,), add_bos=False)
 TEMPLATE = ChatTemplate(CHATML, bos="<|im_start|>", eos="<|im_end|>")
@@ -90,6 +90,15 @@ BAD_SAMPLING: dict[str, tuple[dict[str, Any], str]] = {
     "more than all": ({"top_p": 1.1}, "top_p"),
     "long seed": ({"seed": 1 << 64}, "seed"),
     "empty stop": ({"stop": ("x", "")}, "stop"),
+    "negative candidates": ({"top_k": -1}, "top_k"),
+    "more than the likeliest": ({"min_p": 1.1}, "min_p"),
+    "no repetition": ({"repetition_penalty": 0.0}, "repetition_penalty"),
+    "no number": ({"repetition_penalty": float("nan")}, "repetition_penalty"),
+    "presence": ({"presence_penalty": 2.1}, "presence_penalty"),
+    "frequency": ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    "stop ids": ({"stop_token_ids": (1,) * 65}, "stop_token_ids"),
+    "longer than the longest": ({"min_tokens": 6}, "min_tokens"),
+    "logprobs": ({"logprobs": 21}, "top_logprobs"),
 }
 
 
@@ -101,7 +110,9 @@ def test_bad_sampling_is_refused_by_its_name(name: str) -> None:
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize("changes", [{"max_tokens": 64}, {"temperature": 100.0, "top_p": 1.0}, {"seed": -(1 << 63)}])
+@pytest.mark.parametrize(
+    "changes", [{"max_tokens": 64}, {"temperature": 100.0, "top_p": 1.0}, {"seed": -(1 << 63)}, {"min_tokens": 5}]
+)
 def test_sampling_at_its_limits_is_taken(changes: dict[str, Any]) -> None:
     check_sampling(Sampling(**{"max_tokens": 5, **changes}), Settings(**SETTINGS))
 
@@ -157,6 +168,11 @@ def test_the_ratio_is_the_requests_or_the_servers(given: float | None, used: flo
 def test_a_request_for_the_ratio_that_loading_hides_says_so_in_its_job() -> None:
     job = answered(replace(GOOD, blend=BlendOptions(recompute_ratio="auto"), deadline_ms=900.0), recompute_ratio=0.4)
     assert (job.recompute_ratio, job.shape, job.deadline_ms) == (0.4, BlendShape(2, False, True), 900.0)
+
+
+@pytest.mark.parametrize(("tenant", "client"), [("", "ws-1"), ("t", "t")])
+def test_a_job_is_of_the_tenant_or_else_of_the_client(tenant: str, client: str) -> None:
+    assert answered(replace(GOOD, tenant=tenant, client="ws-1")).client == client
 
 
 def test_a_layer_the_model_does_not_have_is_refused() -> None:
@@ -268,7 +284,7 @@ def test_tenants_name_the_same_chunks_differently() -> None:
         assert all(found)
         assert not found[0] & found[1]
         assert not found[1] & found[2]
-        assert {key.salt for key in found[1]} == {"/tenant:a"}
+        assert {key.tenant for key in found[1]} == {tenant_of("/tenant:a")}
 
 
 def all_keys(job: Job) -> list[ChunkKey]:

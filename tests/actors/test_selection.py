@@ -96,7 +96,7 @@ def test_a_servers_layers_are_compared_with_the_model(name: str) -> None:
         ({}, blend("auto", check_layers=(1, 4)), BlendShape(5, False, True)),
         ({"recompute_ratio": "auto"}, blend(), BlendShape(2, False, True)),
         ({"recompute_ratio": "auto"}, blend(0.2), BlendShape(2, False, False)),
-        ({"recompute_ratio": "auto"}, blend(recompute_ratios=(0.2,)), BlendShape(2, False, False)),
+        ({"recompute_ratio": "auto"}, blend(recompute_ratios=(0.2,)), BlendShape(2, False, False, True)),
         ({}, blend("auto", selector="query"), BlendShape(0, True, True)),
         ({}, blend("auto", selector="union"), BlendShape(2, True, True)),
         ({}, blend("auto", selector="random"), BlendShape(0, False, True)),

@@ -15,6 +15,7 @@ from kvblend.actors.messages import BlendOptions, Sampling, SelectionOptions
 from kvblend.actors.settings import Settings
 from kvblend.actors.specs import SpecBuilder
 from kvblend.actors.tables import RequestLayers
+from kvblend.engine.choosing import Choice
 from kvblend.engine.layout import BlendPlan, Reuse
 from kvblend.engine.runner import SequenceSpec
 from kvblend.engine.sampling import SamplingPlan
@@ -91,7 +92,38 @@ def test_a_chunk_that_is_stored_warm_is_computed_without_the_warm_text_too(
 
 def test_sampling_is_that_of_the_request() -> None:
     spec = built(asking(Sampling(max_tokens=3, temperature=0.5, top_p=0.9, seed=7)))
-    assert spec.sampling == SamplingPlan(0.5, 0.9, 7)
+    assert spec.sampling == SamplingPlan(0.5, 0.9, 7, end_ids=(2,))
+
+
+def test_every_sampling_field_reaches_the_plan() -> None:
+    wanted = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    more = {"min_tokens": 2, "logprobs": 3}
+    spec = built(asking(Sampling(max_tokens=3, seed=7, stop_token_ids=(9,), **wanted, **more)))  # type: ignore[arg-type]
+    assert spec.sampling == SamplingPlan(0.0, 1.0, 7, end_ids=(2, 9), **wanted, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "token", "stops"),
+    [
+        (Sampling(), 2, True),
+        (Sampling(ignore_eos=True), 2, False),
+        (Sampling(ignore_eos=True, stop_token_ids=(2,)), 2, True),
+        (Sampling(stop_token_ids=(70,)), 70, True),
+        (Sampling(), 70, False),
+    ],
+)
+def test_the_answer_ends_at_the_models_end_and_at_tokens_asked_for(sampling: Sampling, token: int, stops: bool) -> None:
+    output = built(asking(sampling)).output
+    assert output is not None
+    assert output.push(token).stopped == stops
+
+
+def test_log_probabilities_have_names() -> None:
+    output = built(asking(Sampling(logprobs=0))).output
+    assert output is not None
+    told = output.describe(Choice(70, -1.0))
+    assert told is not None
+    assert told.bytes is not None
 
 
 def test_slots_are_reserved_for_prompt_and_answer() -> None:

@@ -18,6 +18,7 @@ from kvblend.actors.messages import (
     IngestProgress,
     Planned,
     StreamEvent,
+    TokenLogprob,
     Usage,
 )
 from kvblend.actors.streams import StreamEnded, TokenStream
@@ -37,6 +38,14 @@ async def test_drain_returns_everything_in_order() -> None:
     for event in (ACCEPTED, planned, delta("a", 1), FINISHED):
         stream.push_nowait(event)
     assert await stream.drain() == [ACCEPTED, planned, delta("a", 1), FINISHED]
+
+
+async def test_log_probabilities_of_joined_deltas_are_joined() -> None:
+    one, other = TokenLogprob(1, -0.5), TokenLogprob(2, -1.5)
+    stream = TokenStream("r")
+    stream.push_nowait(Delta("r", "a", (1,), (one,)))
+    stream.push_nowait(Delta("r", "b", (2,), (other,)))
+    assert await stream.drain() == [Delta("r", "ab", (1, 2), (one, other))]
 
 
 async def test_drain_waits_for_an_event() -> None:

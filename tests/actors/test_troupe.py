@@ -137,9 +137,10 @@ async def test_a_crash_of_a_peer_fails_what_it_held(tiny_model_path: Path, name:
 async def test_limits_are_those_of_the_settings(tiny_model_path: Path) -> None:
     values: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 64, "blend_min_tokens": 7}
     loading: dict[str, Any] = {"lookahead_requests_max": 2, "slow_loads": "load", "recompute_ratio": 0.3}
-    async with open_world(tiny_model_path, conditioning="bare", **values, **loading) as world:
+    order: dict[str, Any] = {"itl_ms_max": 70.0, "policy": "edf", "ratio_lever_floor": 0.05}
+    async with open_world(tiny_model_path, conditioning="bare", **values, **loading, **order) as world:
         limits = world.troupe._limits
-        assert {name: getattr(limits, name) for name in values} == values
+        assert {name: getattr(limits, name) for name in (*values, *order)} == {**values, **order}
         assert (limits.pages, limits.page_tokens) == (256, 16)
         assert (limits.conditioning.kind, limits.conditioning.tokens_max) == ("bare", 2048)
         assert (limits.num_layers, limits.layer_token_bytes > 0) == (world.engine.config.num_layers, True)

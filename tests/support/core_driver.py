@@ -11,7 +11,7 @@ from kvblend.actors.core.entry import Entry
 from kvblend.actors.core.limits import Limits
 from kvblend.actors.core.planning import segment_keys
 from kvblend.actors.core.scheduler import SchedulerState
-from kvblend.actors.messages import BlendOptions, Failed, Finished, Mode, Sampling, StreamEvent
+from kvblend.actors.messages import BlendOptions, Failed, Finished, Mode, Sampling, StreamEvent, TokenLogprob
 from kvblend.engine.layout import PromptLayout, SegmentKind
 from kvblend.store.keys import ChunkKey
 
@@ -124,6 +124,7 @@ def result(
     stopped: bool = False,
     prefill: ev.PrefillReport | None = None,
     error: str = "",
+    logprob: TokenLogprob | None = None,
 ) -> ev.ItemResult:
-    sampled = ev.Sampled(5, text, stopped) if status == "sampled" else None
+    sampled = ev.Sampled(5, text, stopped, logprob) if status == "sampled" else None
     return ev.ItemResult(name, status, 1, sampled, prefill, error)

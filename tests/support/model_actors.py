@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.limits import Limits
@@ -214,17 +214,27 @@ class ModelBlender:
         if not self.steps:
             return False
         step = self.steps.popleft()
-        known = [self.sequences[i.request_id] for i in step.items if i.request_id in self.sequences]
-        self.tell(ev.StepDone(step.number, tuple(self._tick(sequence, failing) for sequence in known), 1.0, 0.0))
+        known = [(i, self.sequences[i.request_id]) for i in step.items if i.request_id in self.sequences]
+        results = tuple(self._tick(item, sequence, failing) for item, sequence in known)
+        self.tell(ev.StepDone(step.number, results, self.chance.choice((0.0, 1.0, 30.0)), 0.0))
         return True
 
-    def _tick(self, sequence: Sequence, failing: bool) -> ev.ItemResult:
+    def _tick(self, item: ev.StepItem, sequence: Sequence, failing: bool) -> ev.ItemResult:
+        """What comes of one item; of a prompt any rows up to those asked for, and any layers."""
+        result = self._go_on(sequence, failing)
+        if not result.rows or (sequence.job.kind == "generate" and sequence.prefilled and result.prefill is None):
+            return result
+        rows = self.chance.randint(1, item.rows_max)
+        layers = self.chance.randint(0 if result.status == "stalled" else 1, item.layers_max or LAYERS)
+        return replace(result, rows=rows, row_layers=rows * layers)
+
+    def _go_on(self, sequence: Sequence, failing: bool) -> ev.ItemResult:
         name = sequence.job.request_id
         if sequence.cancelled:
             return ev.ItemResult(name, "cancelled")
         if sequence.needs_layers and sequence.layers < min(LAYERS, 4 - sequence.ticks):
             sequence.waits_for_layer = sequence.layers
-            return ev.ItemResult(name, "stalled")
+            return ev.ItemResult(name, "stalled", 1)
         if failing and self.chance.random() < 0.5:
             return ev.ItemResult(name, "failed", error="logits are NaN")
         report = None

@@ -10,28 +10,32 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from model_actors import ModelBlender, ModelLoader
 
 from kvblend.actors.core import events as ev
+from kvblend.actors.core import ordering
+from kvblend.actors.core.lifecycle import Phase
 from kvblend.actors.core.limits import Limits
 from kvblend.actors.core.planning import segment_keys, storing_layout
 from kvblend.actors.core.scheduler import SchedulerState
 from kvblend.actors.messages import MODES, BlendOptions, Failed, Finished, Sampling
-from kvblend.engine.layout import PromptLayout, SegmentKind
+from kvblend.engine.layout import BlendPlan, PromptLayout, SegmentKind
 from kvblend.store.keys import ChunkKey
 
 SYSTEMS = ((), (1, 2, 3), (4, 5, 6, 7, 8))
 CHUNKS = tuple(tuple(range(20 * n, 20 * n + 3 + n)) for n in range(1, 6))
+CLIENTS = ("", "a", "b")
 KIND = SegmentKind
 
 
 class SchedulerWorld:
     """Drives one state. `chance` decides what the world leaves open: prompts, output, which work is done first."""
 
-    def __init__(self, limits: Limits, chance: random.Random) -> None:
-        self.limits, self.chance = limits, chance
+    def __init__(self, limits: Limits, chance: random.Random, check_every: int = 1) -> None:
+        self.limits, self.chance, self.check_every = limits, chance, check_every
         self.state = SchedulerState(limits, itertools.count(1).__next__)
         self.mail: deque[ev.SchedulerEvent] = deque()
         captured: set[tuple[str, int]] = set()
@@ -45,6 +49,9 @@ class SchedulerWorld:
         self.looked_up: set[str] = set()
         self.sequences: set[str] = set()
         self.stalled: set[str] = set()
+        self.passed: dict[str, int] = {}
+        self.now_s = 0.0
+        self.events = 0
         # each world has something that is slow: the disk, the device, a mailbox
         self.paces = [chance.choice((1, 3, 10)) for _ in self.moves()]
 
@@ -74,7 +81,10 @@ class SchedulerWorld:
             keys = segment_keys(layout, mode, self.limits.conditioning, "m", "")
             on_miss: Literal["fresh", "precompute"] = "fresh" if chance.random() < 0.5 else "precompute"
             ratio = chance.choice((0.0, 0.3, 1.0))
-            job = ev.Job(name, "generate", layout, keys, mode, ratio, BlendOptions(), sampling, on_miss)
+            options = BlendOptions(max_kl=chance.choice((None, None, 0.1)))
+            job = ev.Job(name, "generate", layout, keys, mode, ratio, options, sampling, on_miss)
+        deadline_ms = chance.choice((None, None, 1.0, 50.0, 5000.0)) if job.kind == "generate" else None
+        job = replace(job, client=chance.choice(CLIENTS), deadline_ms=deadline_ms)
         self.jobs[name] = job
         self.tell(ev.Submitted(job, 0.0))
 
@@ -107,11 +117,34 @@ class SchedulerWorld:
                 self.stalled |= {result.request_id for result in results if result.status == "stalled"}
             case ev.Unstalled(name):
                 self.stalled.discard(name)
-        commands = self.state.handle(event)
-        self.state.validate()
+        self.now_s += self.chance.choice((0.0, 0.001, 0.1))
+        self.events += 1
+        commands = self.state.handle(replace(event, at_s=self.now_s))
+        if self.events % self.check_every == 0:
+            self.state.validate()
+        self._check_order(commands)
         for command in commands:
             self._check(command)
             self._send(command)
+
+    def _check_order(self, commands: list[ev.SchedulerCommand]) -> None:
+        """Nobody who could be admitted is passed more often than the rules say; no more is looked ahead than may be."""
+        entries = self.state.entries
+        names = [command.job.request_id for command in commands if isinstance(command, ev.Lookup)]
+        for name in names:
+            self.passed.pop(name, None)
+        if not names:
+            return
+        slow_disk = self.state.writes >= self.limits.max_num_seqs
+        waiting = [e for e in entries.values() if e.eligible and not (slow_disk and e.job.kind == "precompute")]
+        for entry in waiting:
+            count = sum(entries[name].arrival > entry.arrival for name in names if name in entries)
+            self.passed[entry.request_id] = count = self.passed.get(entry.request_id, 0) + count
+            assert count <= ordering.OVERTAKEN_MAX, f"{entry.request_id} was passed by {count}"
+        ahead = self.state.admission.ahead
+        assert ahead <= {entry.request_id for entry in waiting}, "who does not wait is looked ahead"
+        assert len(ahead) <= self.limits.lookahead_requests_max, f"{ahead} are looked ahead"
+        assert len(self.passed) <= len(self.jobs) + len(entries)
 
     def _check(self, command: ev.SchedulerCommand) -> None:
         match command:
@@ -129,8 +162,9 @@ class SchedulerWorld:
                 assert name in self.looked_up, f"{name} loads without a look-up"
             case ev.Release(name):
                 self.looked_up.discard(name)
-            case ev.StartSequence(job, _, _):
+            case ev.StartSequence(job, plan, _):
                 assert job.request_id not in self.sequences, f"{job.request_id} is started twice"
+                self._check_ratio(job, plan)
                 self.sequences.add(job.request_id)
             case ev.FreeSequence(name):
                 self.sequences.discard(name)
@@ -142,7 +176,25 @@ class SchedulerWorld:
                 assert items, "an empty step"
                 assert not self.stalled & {item.request_id for item in items}, "a step for a stalled sequence"
                 assert sum(item.rows_max for item in items) <= max(self.limits.max_num_batched_tokens, len(items))
+                self._check_step({item.request_id for item in items})
                 self.step = command
+
+    def _check_ratio(self, job: ev.Job, plan: BlendPlan) -> None:
+        floor = self.limits.ratio_lever_floor
+        if job.mode != "blend" or job.kind == "precompute":
+            return
+        held = floor is None or job.options.max_kl is not None
+        lowest = job.recompute_ratio if held or floor is None else min(floor, job.recompute_ratio)
+        assert lowest <= plan.recompute_ratio <= job.recompute_ratio
+
+    def _check_step(self, members: set[str]) -> None:
+        """Whoever decodes is in it, of the prompts one at least, and nobody is left out for long."""
+        ready = [e for e in self.state.running() if not e.stalled and e.phase in (Phase.PREFILLING, Phase.DECODING)]
+        decoding = {e.request_id for e in ready if e.phase is Phase.DECODING}
+        prefilling = {e.request_id for e in ready if e.phase is Phase.PREFILLING and e.prefill is None}
+        assert decoding <= members, f"{decoding - members} are left out"
+        assert not prefilling or prefilling & members, f"none of {prefilling} goes on"
+        assert all(e.skipped <= ordering.SKIPPED_MAX + self.limits.max_num_seqs for e in ready)
 
     def _check_stored(self, name: str, event: Finished | Failed) -> None:
         """An ingest that says "stored" must be right."""

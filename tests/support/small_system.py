@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,9 @@ from kvblend.actors.messages import BlendOptions, ChatMessage, Delta, Document, 
 from kvblend.actors.settings import Settings
 from kvblend.actors.streams import TokenStream
 from kvblend.actors.system import System
+from kvblend.api.server.limits import ApiLimits
+from kvblend.api.server.port import SystemPort
+from kvblend.api.server.serve import serve
 
 TEXTS = (
     "the river and the mill were the old heart of the town; the wheel turned all night when the water rose. " * 2,
@@ -18,7 +22,8 @@ TEXTS = (
     "in winter the ice held the wheel fast and the town was silent until the thaw came down the valley. " * 2,
     "the mayor kept the key of the sluice and let nobody near it, not even the miller himself. " * 2,
 )
-# random weights have no quality that a gate could judge, and tests that say nothing else want exact chunks
+# random weights have no quality that a gate could judge, and tests that say nothing else want exact chunks and every slot
+# given back
 SETTINGS: dict[str, Any] = {
     "system": "be brief.",
     "blend_min_tokens": 1,
@@ -26,6 +31,7 @@ SETTINGS: dict[str, Any] = {
     "debug": True,
     "gate": "off",
     "store_dtype": "float32",
+    "kept_tokens_max": 0,
 }
 
 
@@ -36,6 +42,22 @@ async def running(model: Path, **changes: Any) -> AsyncIterator[System]:
         yield system
     finally:
         await system.close()
+
+
+@asynccontextmanager
+async def serving_any(system: SystemPort, limits: ApiLimits | None = None, **options: Any) -> AsyncIterator[int]:
+    """A server over any system, which stays its owner's; the port."""
+    listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    options["on_listening"] = lambda _host, port: listening.set_result(port)
+    task = asyncio.create_task(
+        serve(system, "127.0.0.1", 0, limits=limits, stop=stop, handle_signals=False, **options), name="server"
+    )
+    try:
+        yield await listening
+    finally:
+        stop.set()
+        await task
 
 
 def request(

@@ -1,0 +1,92 @@
+"""The next turn of a conversation: finished sequences stay on the device, and a prompt that goes on begins with one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvblend.actors.core import events as ev
+from kvblend.actors.core.entry import Continued, Entry
+from kvblend.actors.core.kept import Kept, KeptSequences, Origin
+from kvblend.actors.core.planning import Decision
+from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
+
+if TYPE_CHECKING:
+    from kvblend.actors.core.scheduler import SchedulerState
+
+
+class Continuing:
+    """Keeps the KV of finished answers in pages that nobody else needs, and finds what a prompt goes on from."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self.kept = KeptSequences(state.limits.kept_pages_max)
+
+    def offer(self, entry: Entry, out: list[ev.SchedulerCommand]) -> bool:
+        """Keep the sequence of a finished answer. True where its slots are not to be freed; its pages stay taken."""
+        kept = _kept(entry)
+        if kept is None:
+            return False
+        gone = self.kept.keep(kept)
+        for other in gone:
+            if other is not kept:
+                self._free(other, out)
+        if kept in gone:
+            return False
+        self._state.pages_used += kept.pages
+        return True
+
+    def make_room(self, pages: int, out: list[ev.SchedulerCommand]) -> None:
+        """Free kept sequences until `pages` are free, or none is left."""
+        while self.kept.pages and self._state.limits.pages - self._state.pages_used < pages:
+            self._free(self.kept.drop_oldest(), out)
+
+    def forget(self) -> None:
+        """The device has lost them all."""
+        while self.kept.pages:
+            self._state.pages_used -= self.kept.drop_oldest().pages
+
+    def begin(self, entry: Entry) -> Decision | None:
+        """The plan of a prompt that goes on from a kept sequence; `entry.job` is laid out anew. None: it does not."""
+        job = entry.job
+        # what bounds the KL of one question says nothing of the next
+        if job.kind != "generate" or job.mode == "full" or entry.replans or job.options.max_kl is not None:
+            return None
+        exact = Origin(job.salt, job.regime)
+        origins = (exact,) if job.mode == "prefix" else (exact, _asked(entry))
+        ids = job.layout.token_ids
+        found = self.kept.find(origins, ids)
+        chunks = [segment for _, segment in job.layout.chunks()]
+        if found is None or any(segment.end > found[1] for segment in chunks):
+            return None
+        kept, tokens = found
+        layout = PromptLayout.of([(SegmentKind.CHUNK, ids[:tokens]), (SegmentKind.QUESTION, ids[tokens:])])
+        entry.job = replace(job, layout=layout, keys=(ev.SegmentKeys(), ev.SegmentKeys()))
+        entry.continued = Continued(kept.request_id, tokens, len(chunks), kept.origin)
+        entry.hits = ()
+        how = "exact" if kept.origin.blend is None else "as it was blended"
+        note = f"the next turn of a conversation: the KV of its first {tokens} tokens was kept, {how}"
+        plan = BlendPlan.of(layout, [Reuse.EXACT, Reuse.FRESH], 0.0)
+        return Decision(plan, (), (), (), (note,))
+
+    def _free(self, kept: Kept, out: list[ev.SchedulerCommand]) -> None:
+        self._state.pages_used -= kept.pages
+        out.append(ev.FreeSequence(kept.request_id))
+
+
+def _asked(entry: Entry) -> Origin:
+    return Origin(entry.job.salt, entry.job.regime, (entry.job.recompute_ratio, entry.job.options))
+
+
+def _kept(entry: Entry) -> Kept | None:
+    job = entry.job
+    if job.kind != "generate" or entry.decision is None or entry.prefill is None or not entry.output_ids:
+        return None
+    origin = _asked(entry)
+    if entry.continued is not None:
+        origin = entry.continued.origin
+    elif not entry.decision.plan.count(Reuse.CACHED):
+        origin = replace(origin, blend=None)
+    # the last token was sampled and never computed
+    ids = (*job.layout.token_ids, *entry.output_ids[:-1])
+    return Kept(entry.request_id, ids, job.layout.num_tokens, origin, entry.pages)

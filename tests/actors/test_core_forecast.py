@@ -1,0 +1,106 @@
+"""What jobs take, and how long a new one would wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from core_driver import REPORT, A, B, Driver, generate, result, store
+
+from kvblend.actors.core import events as ev
+from kvblend.actors.core.entry import Entry
+from kvblend.actors.core.forecast import Forecast, Mean
+from kvblend.actors.messages import Failed
+
+JOB = generate("r", A, mode="full")
+TOKENS = JOB.layout.num_tokens
+
+
+def done(device_ms: float, job: ev.Job = JOB) -> Entry:
+    entry = Entry(job, 0.0)
+    entry.device_ms = device_ms
+    return entry
+
+
+def taught(seqs: int = 2) -> Forecast:
+    """A prompt of JOB's length takes a second, an answer half of one."""
+    forecast = Forecast(seqs)
+    forecast.note_prompt(done(1000.0))
+    forecast.note_answer(500.0)
+    return forecast
+
+
+def test_old_samples_fade() -> None:
+    mean = Mean()
+    mean.note(1.0)
+    mean.note(2.0)
+    assert mean.value == pytest.approx(1.2)
+
+
+def test_nothing_is_foretold_of_what_is_not_known() -> None:
+    forecast = Forecast(2)
+    assert (forecast.prompt_s(JOB), forecast.first_token_s(JOB, (), ())) == (None, None)
+    assert taught().first_token_s(generate("r", A, mode="blend"), (), ()) is None
+
+
+def test_a_prompt_takes_what_its_tokens_take() -> None:
+    assert taught().prompt_s(JOB) == pytest.approx(1.0)
+
+
+def test_alone_it_takes_the_longer_one_of_loading_and_computing() -> None:
+    forecast = taught()
+    blend = generate("r", A, mode="prefix")
+    forecast.note_prompt(done(500.0, blend))
+    forecast.note_load(blend, 3.0)
+    assert forecast.alone_s(blend) == pytest.approx(3.0)
+    assert forecast.alone_s(JOB) == pytest.approx(1.0), "nothing is loaded for a full prefill"
+
+
+def test_prompts_go_before_it_and_answers_where_a_place_must_get_free() -> None:
+    forecast, running, waiting = taught(), [done(250.0), done(0.0)], [done(0.0), done(0.0)]
+    assert forecast.first_token_s(JOB, running[:1], ()) == pytest.approx(0.75 + 1.0)
+    assert forecast.first_token_s(JOB, running, waiting) == pytest.approx(1.75 + 2.0 + 3 * 0.5 + 1.0)
+
+
+def test_a_prompt_that_takes_longer_than_expected_takes_nothing_off() -> None:
+    assert taught().first_token_s(JOB, [done(9000.0)], ()) == pytest.approx(1.0)
+
+
+def taught_driver() -> Driver:
+    """The core has seen one prompt of nine tokens, which took a second."""
+    driver = Driver(max_num_seqs=1)
+    driver.begin(replace(JOB, request_id="before", sampling=replace(JOB.sampling, max_tokens=1)))
+    done = result("before", "sampled", prefill=REPORT)
+    driver.do(ev.StepDone(driver.state.step_number, (done,), 1000.0, 3.0))
+    return driver
+
+
+def test_a_request_that_would_be_late_is_refused_and_holds_nothing() -> None:
+    driver = taught_driver()
+    driver.submit(replace(JOB, deadline_ms=700.0))
+    end = driver.terminal()
+    assert isinstance(end, Failed)
+    assert end.code == "overloaded"
+    assert end.message == "deadline_ms is 700; the first token is expected in 1000 ms, behind 0 waiting requests"
+    assert driver.state.idle
+
+
+def test_one_that_might_just_be_in_time_is_taken() -> None:
+    driver = taught_driver()
+    driver.submit(replace(JOB, deadline_ms=800.0))
+    assert driver.looked_up_ids() == ["r"]
+
+
+def test_the_queue_counts() -> None:
+    driver = taught_driver()
+    driver.submit(*(replace(JOB, request_id=f"q{n}") for n in range(4)))
+    refusal = driver.state.admission.refusal(replace(JOB, deadline_ms=3000.0), 0.0)
+    assert refusal is not None
+    assert "behind 3 waiting requests" in refusal.message
+    assert refusal.retry_after_s == pytest.approx(5.0 - 3.0)
+
+
+def test_only_answers_with_a_deadline_are_ever_refused() -> None:
+    driver = taught_driver()
+    assert driver.state.admission.refusal(JOB, 0.0) is None
+    assert driver.state.admission.refusal(replace(store("s", B), deadline_ms=0.1), 0.0) is None
