@@ -11,6 +11,7 @@ from kvblend.actors.messages import (
     IngestProgress,
     Planned,
     StoredChunk,
+    TokenLogprob,
     Usage,
 )
 from kvblend.api.client.client import AsyncClient
@@ -41,5 +42,6 @@ __all__ = [
     "ResponseTimeout",
     "ServerBusy",
     "StoredChunk",
+    "TokenLogprob",
     "Usage",
 ]

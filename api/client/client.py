@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from kvblend.actors.messages import Document, IngestProgress, Mode, StoredChunk
 from kvblend.api.client.errors import GenerationFailed, refused
 from kvblend.api.client.generation import Generation
 from kvblend.api.client.http import bearer_headers, get_json
 from kvblend.api.client.pool import Pool
-from kvblend.api.client.wire import DocumentLike, Frame, create_frame, document_fields, websocket_url
+from kvblend.api.client.wire import (
+    DocumentLike,
+    Frame,
+    SamplingOptions,
+    create_frame,
+    document_fields,
+    websocket_url,
+)
 
 BATCH_DOCUMENTS_MAX = 64
 BATCH_CHARS_MAX = 1 << 19
@@ -59,6 +66,7 @@ class AsyncClient:
         *,
         messages: Sequence[Mapping[str, str]] | None = None,
         system: str | None = None,
+        previous_response_id: str | None = None,
         documents: Iterable[DocumentLike] = (),
         max_tokens: int = 128,
         temperature: float = 0.0,
@@ -74,16 +82,21 @@ class AsyncClient:
         on_miss: Literal["fresh", "precompute"] | None = None,
         blend: Mapping[str, Any] | None = None,
         deadline_ms: float | None = None,
+        **sampling: Unpack[SamplingOptions],
     ) -> Generation:
         """A question over documents: `query`, or `messages` ending with the user's. Nothing is sent before it is read.
 
-        A document is a text, `{"title", "text"}` or `{"id"}` of one ingested before. `blend` holds any other fields of
-        the request's `blend`, e.g. `{"check_layers": [1, 8], "recompute_ratios": [0.2, 0.1]}`.
+        A document is a text, `{"title", "text"}` or `{"id"}` of one ingested before. With `previous_response_id`, the
+        `response_id` of an earlier generation, it goes on from there: system prompt, documents, question and answer of
+        that one come first. `blend` holds any other fields of
+        the request's `blend`, e.g. `{"check_layers": [1, 8], "recompute_ratios": [0.2, 0.1]}`. With `logprobs=n` each
+        `Delta` has the log probabilities of its tokens and of the n likeliest ones.
         """
         frame = create_frame(
             query=query,
             messages=messages,
             system=system,
+            previous_response_id=previous_response_id,
             documents=documents,
             model=self._model,
             max_tokens=max_tokens,
@@ -100,6 +113,7 @@ class AsyncClient:
             residual=residual,
             on_miss=on_miss,
             blend=blend,
+            **sampling,
         )
         return Generation(self._pool, frame, self._timeout_s)
 

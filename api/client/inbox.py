@@ -20,7 +20,8 @@ class Inbox:
         """Add an event; neighbouring deltas join, of neighbouring progress only the newest is kept."""
         last = self._events[-1] if self._events else None
         if isinstance(event, Delta) and isinstance(last, Delta):
-            self._events[-1] = Delta(event.request_id, last.text + event.text, last.token_ids + event.token_ids)
+            text, ids = last.text + event.text, last.token_ids + event.token_ids
+            self._events[-1] = Delta(event.request_id, text, ids, last.logprobs + event.logprobs)
         elif isinstance(event, IngestProgress) and isinstance(last, IngestProgress):
             self._events[-1] = event
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from urllib.parse import urlsplit, urlunsplit
 
 import msgpack
@@ -20,12 +20,14 @@ from kvblend.actors.messages import (
     Planned,
     StoredChunk,
     StreamEvent,
+    TokenLogprob,
     Usage,
 )
 from kvblend.api.client.errors import KvblendError, RequestRefused
 
 SUBPROTOCOL = "kvblend.v1.msgpack"
 RESPONSES_PATH = "/v1/responses"
+INCLUDE_LOGPROBS = "message.output_text.logprobs"
 MESSAGE_BYTES_MAX = 4 << 20
 """The largest frame a server takes."""
 Frame = dict[str, Any]
@@ -93,11 +95,29 @@ def document_fields(documents: Iterable[DocumentLike]) -> list[Frame]:
     return out
 
 
+class SamplingOptions(TypedDict, total=False):
+    """How tokens are chosen, beside the usual fields; what is left out or None is left to the server.
+
+    `logprobs`: log probabilities of every token and of so many of the likeliest, 0..20.
+    """
+
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    min_tokens: int | None
+    logprobs: int | None
+
+
 def create_frame(
     *,
     query: str | None = None,
     messages: Sequence[Mapping[str, str]] | None = None,
     system: str | None = None,
+    previous_response_id: str | None = None,
     documents: Iterable[DocumentLike] = (),
     generate: bool = True,
     model: str | None = None,
@@ -115,6 +135,7 @@ def create_frame(
     residual: str | None = None,
     on_miss: str | None = None,
     blend: Mapping[str, Any] | None = None,
+    **sampling: Unpack[SamplingOptions],
 ) -> Frame:
     """A `response.create` frame without ids; what is None is left to the server. `blend` has more fields of `blend`."""
     named = {
@@ -133,6 +154,7 @@ def create_frame(
         "input": query,
         "messages": None if messages is None else [dict(message) for message in messages],
         "instructions": system,
+        "previous_response_id": previous_response_id,
         "documents": document_fields(documents) or None,
         "generate": None if generate else False,
         "max_output_tokens": max_tokens,
@@ -140,10 +162,20 @@ def create_frame(
         "top_p": top_p,
         "seed": seed,
         "stop": stop if stop is None or isinstance(stop, str) else list(stop),
+        **_sampling_fields(sampling),
         "deadline_ms": deadline_ms,
         "blend": {name: value for name, value in options.items() if value is not None} or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _sampling_fields(sampling: SamplingOptions) -> Frame:
+    fields: Frame = dict(sampling)
+    if (ids := fields.get("stop_token_ids")) is not None:
+        fields["stop_token_ids"] = list(ids)
+    if (top := fields.pop("logprobs", None)) is not None:
+        fields |= {"include": [INCLUDE_LOGPROBS], "top_logprobs": top}
+    return fields
 
 
 def parse_event(frame: Frame) -> StreamEvent | None:
@@ -157,7 +189,8 @@ def parse_event(frame: Frame) -> StreamEvent | None:
         case "response.kv":
             return Planned(request_id, parse_usage(frame))
         case "response.output_text.delta":
-            return Delta(request_id, frame["delta"], tuple(frame.get("token_ids", ())))
+            logprobs = tuple(map(parse_logprob, frame.get("logprobs", ())))
+            return Delta(request_id, frame["delta"], tuple(frame.get("token_ids", ())), logprobs)
         case "response.ingest.progress":
             return IngestProgress(request_id, frame["done"], frame["total"])
         case "response.completed" | "response.incomplete":
@@ -169,6 +202,19 @@ def parse_event(frame: Frame) -> StreamEvent | None:
             return Failed(request_id, error["code"], error["message"], error.get("param"))
         case _:
             return None
+
+
+def parse_logprob(fields: Mapping[str, Any]) -> TokenLogprob:
+    """A token's log probabilities."""
+    data = fields["bytes"]
+    return TokenLogprob(
+        fields["token_id"],
+        fields["logprob"],
+        fields["token"],
+        None if data is None else bytes(data),
+        tuple(map(parse_logprob, fields.get("top_logprobs", ()))),
+        fields.get("offset", 0),
+    )
 
 
 def parse_chunk(fields: Mapping[str, Any]) -> StoredChunk:

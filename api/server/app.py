@@ -61,11 +61,13 @@ def create_app(
     async def health(_request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
-    async def ready(_request: Request) -> JSONResponse:
+    async def ready(request: Request) -> JSONResponse:
         state = system.ready()
         reasons = [*state.reasons, *(["the server is shutting down"] if gate.draining else [])]
         ok = state.ok and not gate.draining
-        body = {"ready": ok, "reasons": reasons, "model": system.model, "details": dict(state.details)}
+        # counts of the store and the like are of all tenants together
+        details = dict(state.details) if caller_of(request.scope).operator else {}
+        body = {"ready": ok, "reasons": reasons, "model": system.model, "details": details}
         return JSONResponse(body, status_code=200 if ok else 503)
 
     async def responses(websocket: WebSocket) -> None:
@@ -81,7 +83,7 @@ def create_app(
         except WebSocketDisconnect:
             return
         own = desks.system_of(caller_of(websocket.scope), counted=True)
-        await Connection(websocket, codec, own, gate, limits).run()
+        await Connection(websocket, codec, own, gate, limits, desks.find(websocket.scope).kept).run()
 
     return Starlette(
         routes=[

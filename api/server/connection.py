@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import replace
 from typing import NoReturn
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -14,6 +15,7 @@ from kvblend.api.server.events import error_event
 from kvblend.api.server.gate import Gate
 from kvblend.api.server.lane import Lane
 from kvblend.api.server.limits import ApiLimits
+from kvblend.api.server.openai.kept import KeptResponses
 from kvblend.api.server.outbox import Closing, Outbox
 from kvblend.api.server.port import SystemPort
 from kvblend.api.server.requests import Cancel, Create, FrameIds, parse_frame
@@ -22,13 +24,23 @@ from kvblend.api.server.requests import Cancel, Create, FrameIds, parse_frame
 class Connection:
     """An accepted WebSocket. `run` returns when it is over; all its responses have ended or are abandoned then."""
 
-    def __init__(self, websocket: WebSocket, codec: Codec, system: SystemPort, gate: Gate, limits: ApiLimits) -> None:
+    def __init__(
+        self,
+        websocket: WebSocket,
+        codec: Codec,
+        system: SystemPort,
+        gate: Gate,
+        limits: ApiLimits,
+        kept: KeptResponses | None = None,
+    ) -> None:
         self._websocket = websocket
         self._codec = codec
         self._system = system
         self._gate = gate
         self._limits = limits
+        self._kept = KeptResponses(limits) if kept is None else kept
         self._outbox = Outbox(websocket, codec, limits.stall_s)
+        self._client = f"ws-{secrets.token_hex(8)}"
         self._lanes: dict[str, Lane] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -78,9 +90,10 @@ class Connection:
         try:
             frame = self._codec.decode(data, self._limits)
             ids = FrameIds.of(frame, self._limits)
-            command = parse_frame(frame, f"resp_{secrets.token_hex(16)}", self._system.model, self._limits)
+            name = f"resp_{secrets.token_hex(16)}"
+            command = parse_frame(frame, name, self._system.model, self._limits, self._kept.earlier)
             if isinstance(command, Create):
-                self._start(command, tasks)
+                self._start(replace(command, request=replace(command.request, client=self._client)), tasks)
             else:
                 self._cancel(command)
         except RequestError as error:
@@ -102,7 +115,8 @@ class Connection:
                 f"stream_id: {len(self._lanes)} lanes are busy on this connection; the limit is {limits.lanes_max}"
             )
             raise RequestError("rate_limited", message, "stream_id", retry_after_s=1.0)
-        lane = self._lanes[name] = Lane(self._system, self._outbox, self._gate, extended=self._codec.extended)
+        lane = Lane(self._system, self._outbox, self._gate, self._kept, extended=self._codec.extended)
+        self._lanes[name] = lane
         lane.put(create)
         self._idle.clear()
         tasks.create_task(self._run_lane(name, lane), name=f"ws-lane-{name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvblend.actors.errors import STATUS_BY_CODE, RequestError
@@ -18,6 +18,7 @@ from kvblend.actors.messages import (
     Usage,
 )
 from kvblend.api.server.codec import Event
+from kvblend.api.server.logprobs import response_logprobs
 from kvblend.api.server.requests import FrameIds
 
 # what clients of the plain protocol look for in every response object
@@ -59,6 +60,7 @@ class ResponseEvents:
         self._sequence = 0
         self._item_open = False
         self._text: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
 
     def translate(self, event: StreamEvent) -> list[Event]:
         """The wire events of one stream event; after the terminal one there are none."""
@@ -99,7 +101,11 @@ class ResponseEvents:
         out = self._open_item()
         self._text.append(event.text)
         extra: dict[str, Any] = {"token_ids": list(event.token_ids)} if self._extended else {}
-        out.append(self._event("response.output_text.delta", **self._place(), delta=event.text, logprobs=[], **extra))
+        extra["logprobs"] = response_logprobs(event.logprobs, extended=self._extended)
+        if not self._extended:
+            # whoever speaks our subprotocols has them from the deltas
+            self._logprobs += extra["logprobs"]
+        out.append(self._event("response.output_text.delta", **self._place(), delta=event.text, **extra))
         return out
 
     def _on_finished(self, event: Finished) -> list[Event]:
@@ -134,8 +140,8 @@ class ResponseEvents:
     def _close_item(self, status: str) -> list[Event]:
         text = "".join(self._text)
         return [
-            self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
-            self._event("response.content_part.done", **self._place(), part=_part(text)),
+            self._event("response.output_text.done", **self._place(), text=text, logprobs=self._logprobs),
+            self._event("response.content_part.done", **self._place(), part=_part(text, self._logprobs)),
             self._event("response.output_item.done", output_index=0, item=self._item(status)),
         ]
 
@@ -147,7 +153,7 @@ class ResponseEvents:
         return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def _item(self, status: str) -> dict[str, Any]:
-        content = [_part("".join(self._text))]
+        content = [_part("".join(self._text), self._logprobs)]
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
@@ -174,6 +180,11 @@ class ResponseEvents:
             if self._ids.event_id and kind == "response.created":
                 event["event_id"] = self._ids.event_id
         return {**event, **fields}
+
+
+def plain_response(response: Mapping[str, Any]) -> dict[str, Any]:
+    """A response object with all that clients of the plain protocol look for."""
+    return {**_PLAIN, **response}
 
 
 def error_event(error: RequestError, ids: FrameIds) -> Event:
@@ -221,5 +232,6 @@ def own_fields(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": []}
+def _part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    told = {"logprobs": list(logprobs)} if logprobs else {}
+    return {"type": "output_text", "text": text, "annotations": [], **told}

@@ -36,6 +36,7 @@ def check_text(value: object, path: str, *, chars_max: int | None = None, blank:
     return value
 
 
+PREVIOUS = "previous_response_id"
 Places = Sequence[tuple[str, str]]
 """Pairs of paths: the engine's, and the sender's of the same thing."""
 
@@ -48,8 +49,8 @@ def relocate(error: RequestError, places: Places) -> RequestError:
     for ours, theirs in sorted(places, key=lambda pair: -len(pair[0])):
         rest = param.removeprefix(ours)
         if param.startswith(ours) and rest[:1] in ("", ".", "["):
-            # a part of a message has no fields of its own
-            there = theirs if theirs.endswith(".text") else theirs + rest
+            # a part of a message has no fields of its own, nor has what an earlier response brings
+            there = theirs if theirs.endswith((".text", PREVIOUS)) else theirs + rest
             message = error.message.replace(param, there)
             return RequestError(error.code, message, there, error.retry_after_s)
     return error

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 BEARER_SUBPROTOCOL = "base64url.bearer.authorization.kvblend."
 KEY_CHARS_MAX = 512
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ENTRY = re.compile(r"blake2b:([0-9a-f]{64}):([0-9a-f]{32})")
+OPERATOR = "operator"
+_ENTRY = re.compile(rf"blake2b:([0-9a-f]{{64}}):([0-9a-f]{{32}})(:{OPERATOR})?")
 _PERSON = b"kvblend-api-key"
 
 
@@ -28,17 +29,19 @@ class Tenant:
     """Whose key it is: `digest` is the key's hash, `id` (32 random hex digits) parts the tenant's chunks from others'.
 
     The id stays when the key is replaced. Nobody but the file's reader can know it, so nobody else can work out a
-    chunk's id from its text.
+    chunk's id from its text. An `operator` may read the figures of all tenants together.
     """
 
     name: str
     digest: bytes = field(repr=False)
     id: str = field(repr=False)
+    operator: bool = False
 
     @property
     def entry(self) -> str:
         """Its line of the file."""
-        return f'{self.name} = "blake2b:{self.digest.hex()}:{self.id}"'
+        role = f":{OPERATOR}" if self.operator else ""
+        return f'{self.name} = "blake2b:{self.digest.hex()}:{self.id}{role}"'
 
 
 def new_key() -> str:
@@ -51,12 +54,12 @@ def digest_of(key: str) -> bytes:
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32, person=_PERSON).digest()
 
 
-def issue(name: str, tenant_id: str | None = None) -> tuple[Tenant, str]:
+def issue(name: str, tenant_id: str | None = None, *, operator: bool = False) -> tuple[Tenant, str]:
     """A new key for a tenant, of this id or a new one. ValueError for a name that is none."""
     if not NAME.fullmatch(name):
         raise ValueError(f"name is {name[:80]!r}; it must have 1..64 letters, digits, - and _")
     key = new_key()
-    return Tenant(name, digest_of(key), tenant_id or secrets.token_hex(16)), key
+    return Tenant(name, digest_of(key), tenant_id or secrets.token_hex(16), operator), key
 
 
 def parse_keys(text: str) -> list[Tenant]:
@@ -70,7 +73,7 @@ def parse_keys(text: str) -> list[Tenant]:
         found = _ENTRY.fullmatch(value) if isinstance(value, str) else None
         if found is None or not NAME.fullmatch(name):
             raise BadKeys(f'entry {name[:80]!r} is not NAME = "blake2b:HASH:TENANT", as `kvblend keys add` writes it')
-        tenants.append(Tenant(name, bytes.fromhex(found[1]), found[2]))
+        tenants.append(Tenant(name, bytes.fromhex(found[1]), found[2], found[3] is not None))
     for what in ("digest", "id"):
         values = [getattr(tenant, what) for tenant in tenants]
         if twice := next((one for one in tenants if values.count(getattr(one, what)) > 1), None):

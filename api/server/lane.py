@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import Accepted, Finished, Generate, StreamEvent, Usage
-from kvblend.api.server.events import ResponseEvents, error_event
-from kvblend.api.server.fields import relocate
+from kvblend.api.server.codec import Event
+from kvblend.api.server.events import ResponseEvents, error_event, plain_response
+from kvblend.api.server.fields import PREVIOUS, relocate
 from kvblend.api.server.gate import Gate
+from kvblend.api.server.openai.kept import KeptResponses
 from kvblend.api.server.outbox import Outbox
 from kvblend.api.server.port import EventStream, SystemPort
 from kvblend.api.server.requests import Create, FrameIds
@@ -34,10 +36,13 @@ class _Job:
 class Lane:
     """Runs its requests in order and sends what they say."""
 
-    def __init__(self, system: SystemPort, outbox: Outbox, gate: Gate, *, extended: bool) -> None:
+    def __init__(
+        self, system: SystemPort, outbox: Outbox, gate: Gate, kept: KeptResponses | None = None, *, extended: bool
+    ) -> None:
         self._system = system
         self._outbox = outbox
         self._gate = gate
+        self._kept = kept
         self._extended = extended
         self._waiting: deque[_Job] = deque()
         self._current: _Job | None = None
@@ -81,6 +86,7 @@ class Lane:
             ids,
             extended=self._extended,
             generate=request.generate,
+            echo={PREVIOUS: job.create.previous} if request.generate else None,
         )
         if job.cancelled:
             await self._outbox.send(self._never_ran(translator, request))
@@ -100,25 +106,29 @@ class Lane:
         try:
             if job.cancelled:
                 self._system.cancel_nowait(request.request_id, CANCELLED)
-            await self._forward(stream, translator)
+            await self._forward(stream, translator, job.create)
         finally:
             stream.abandon()
 
-    async def _forward(self, stream: EventStream, translator: ResponseEvents) -> None:
+    async def _forward(self, stream: EventStream, translator: ResponseEvents, create: Create) -> None:
         while events := await stream.drain():
-            await self._outbox.send(_translate(translator, events))
+            out = _translate(translator, events)
+            # before it is sent: the next request may go on from it at once
+            if translator.terminal and create.store and create.request.generate and self._kept is not None:
+                self._kept.put(plain_response(out[-1]["response"]), create.request)
+            await self._outbox.send(out)
         if not translator.terminal:
             _log.error("the stream of %s ended without a terminal event", translator.response_id)
             await self._outbox.send(translator.fail("internal", "the response ended unexpectedly"))
 
-    def _never_ran(self, translator: ResponseEvents, request: Generate) -> list[dict[str, object]]:
+    def _never_ran(self, translator: ResponseEvents, request: Generate) -> list[Event]:
         """The events of a request cancelled before its turn: it was taken, so it has a terminal event too."""
         name = request.request_id
         end = Finished(name, "cancelled", Usage(mode=request.blend.mode), detail=CANCELLED)
         return _translate(translator, [Accepted(name, self._system.model), end])
 
 
-def _translate(translator: ResponseEvents, events: list[StreamEvent]) -> list[dict[str, object]]:
+def _translate(translator: ResponseEvents, events: list[StreamEvent]) -> list[Event]:
     return [out for event in events for out in translator.translate(event)]
 
 

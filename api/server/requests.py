@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -14,17 +15,16 @@ from kvblend.actors.messages import (
     Document,
     Generate,
     Mode,
-    Sampling,
     SelectionOptions,
 )
-from kvblend.api.server.fields import Fields, Places, check_text, invalid, show
+from kvblend.api.server.fields import PREVIOUS, Fields, Places, check_text, invalid, show
 from kvblend.api.server.limits import ApiLimits
+from kvblend.api.server.sampling import SAMPLING_FIELDS, parse_response_logprobs, parse_sampling
 from kvblend.api.server.turns import Turns, check_question, neutral, parse_turns
 
 OnMiss = Literal["fresh", "precompute"]
 _IDS = {"type", "event_id", "stream_id"}
-_PROMPT = {"model", "input", "messages", "instructions", "documents", "chunks"}
-_SAMPLING = {"max_output_tokens", "temperature", "top_p", "seed", "stop"}
+_PROMPT = {"model", "input", "messages", "instructions", "documents", "chunks", PREVIOUS}
 HARMLESS = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 )
@@ -37,14 +37,12 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "text": ({}, {"format": {"type": "text"}}),
     "reasoning": ({},),
     "truncation": ("disabled",),
-    "include": ([],),
-    "previous_response_id": (),
     "conversation": (),
     "prompt": (),
-    "top_logprobs": (0,),
     "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),
 }
-_BODY_FIELDS = _PROMPT | _SAMPLING | HARMLESS | NEUTRAL.keys() | {"generate", "deadline_ms", "blend"}
+_OTHERS = {"max_output_tokens", "top_logprobs", "include", "generate", "deadline_ms", "blend"}
+_BODY_FIELDS = _PROMPT | SAMPLING_FIELDS | HARMLESS | NEUTRAL.keys() | _OTHERS
 _CREATE_FIELDS = _IDS | _BODY_FIELDS
 _HTTP_FIELDS = _BODY_FIELDS | {"stream", "background"}
 _CANCEL_FIELDS = _IDS | {"response_id"}
@@ -56,13 +54,16 @@ _TYPES = ("response.create", "response.cancel")
 class Create:
     """`response.create`: the request, and the lane it runs in (`""` when the client named none).
 
-    `places` pairs paths of the request with those of the frame, see `relocate`.
+    `places` pairs paths of the request with those of the frame, see `relocate`. `previous` is the response that it
+    goes on from, `store` whether others may go on from it.
     """
 
     request: Generate
     stream_id: str
     event_id: str | None
     places: Places = ()
+    previous: str | None = None
+    store: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,25 @@ class FrameIds:
         return cls(read("event_id"), read("stream_id"))
 
 
-def parse_frame(frame: object, request_id: str, model: str, limits: ApiLimits) -> Create | Cancel:
+FindEarlier = Callable[[str], Generate]
+"""The request of an earlier response, its answer behind its messages; RequestError where there is none."""
+
+
+def find_nothing(name: str) -> Generate:
+    """`FindEarlier` where nothing is kept."""
+    message = f"{PREVIOUS}: response {show(name)} is unknown, still runs, or is no longer kept"
+    raise RequestError("previous_response_not_found", message, PREVIOUS)
+
+
+def parse_frame(
+    frame: object, request_id: str, model: str, limits: ApiLimits, find: FindEarlier = find_nothing
+) -> Create | Cancel:
     """A checked request; `request_id` is what a new response will be called. RequestError names the field."""
     if not isinstance(frame, dict):
         raise RequestError("invalid_request", f"a frame must be an object, not {show(frame)}")
     kind = frame.get("type")
     if kind == "response.create":
-        return _parse_create(Fields(frame, "", _CREATE_FIELDS), request_id, model, limits)
+        return _parse_create(Fields(frame, "", _CREATE_FIELDS), request_id, model, limits, find)
     if kind == "response.cancel":
         return _parse_cancel(Fields(frame, "", _CANCEL_FIELDS), limits)
     raise invalid("type", f"is {show(kind)}; choose one of {', '.join(_TYPES)}")
@@ -114,17 +127,16 @@ def _parse_cancel(fields: Fields, limits: ApiLimits) -> Cancel:
     return Cancel(response_id, stream_id, fields.text("event_id", chars_max=limits.id_chars_max))
 
 
-def parse_body(body: object, request_id: str, model: str, limits: ApiLimits) -> tuple[Create, bool, bool]:
+def parse_body(
+    body: object, request_id: str, model: str, limits: ApiLimits, find: FindEarlier = find_nothing
+) -> tuple[Create, bool, bool]:
     """The body of `POST /v1/responses`: the request, whether to stream it, whether it runs in the background."""
     fields = Fields(body, "", _HTTP_FIELDS)
-    create = _parse_create(fields, request_id, model, limits)
-    stream, background = bool(fields.flag("stream")), bool(fields.flag("background"))
-    if stream and background:
-        raise invalid("background", "cannot be streamed; leave stream out and ask for the response by its id")
-    return create, stream, background
+    create = _parse_create(fields, request_id, model, limits, find)
+    return create, bool(fields.flag("stream")), bool(fields.flag("background"))
 
 
-def _parse_create(fields: Fields, request_id: str, model: str, limits: ApiLimits) -> Create:
+def _parse_create(fields: Fields, request_id: str, model: str, limits: ApiLimits, find: FindEarlier) -> Create:
     event_id = fields.text("event_id", chars_max=limits.id_chars_max)
     stream_id = fields.text("stream_id", chars_max=limits.id_chars_max)
     named = parse_model(fields, model, limits)
@@ -134,19 +146,40 @@ def _parse_create(fields: Fields, request_id: str, model: str, limits: ApiLimits
     documents = parse_documents(fields, limits)
     if not generate and not documents:
         raise invalid("documents", "is empty; generate: false stores documents and needs at least one")
-    turns = _parse_messages(fields, generate, limits, len(documents))
+    previous = fields.text(PREVIOUS, chars_max=limits.id_chars_max)
+    if previous is not None and not generate:
+        raise invalid(PREVIOUS, "is for answers; leave it out with generate: false")
+    earlier = Generate(request_id) if previous is None else find(previous)
+    turns = _parse_messages(fields, generate, limits, len(earlier.documents) + len(documents), len(earlier.messages))
+    messages = (*earlier.messages, *turns.messages)
+    if len(messages) > limits.messages_max:
+        raise invalid(PREVIOUS, f"makes a conversation of {len(messages)} messages; the limit is {limits.messages_max}")
     request = Generate(
         request_id=request_id,
-        messages=tuple(turns.messages),
-        documents=(*documents, *(turns.documents if generate else ())),
-        system=turns.system,
+        messages=messages,
+        documents=(*earlier.documents, *documents, *(turns.documents if generate else ())),
+        system=earlier.system if turns.system is None else turns.system,
         model=named,
-        sampling=parse_sampling(fields, limits, "max_output_tokens"),
+        sampling=parse_sampling(fields, limits, "max_output_tokens", logprobs=parse_response_logprobs(fields)),
         blend=parse_blend(fields),
         deadline_ms=fields.number("deadline_ms", 0, limits.deadline_ms_max, above=True),
         generate=generate,
     )
-    return Create(request, stream_id or "", event_id, tuple(turns.places))
+    places = (*_places_of(earlier, fields, len(documents)), *turns.places)
+    store = fields.flag("store") is not False
+    return Create(request, stream_id or "", event_id, places, previous, store)
+
+
+def _places_of(earlier: Generate, fields: Fields, documents: int) -> Places:
+    """What the request calls the messages and documents that came with an earlier response, and those behind them."""
+    if not earlier.messages:
+        return ()
+    name, before = "chunks" if fields.has("chunks") else "documents", len(earlier.documents)
+    old = [f"messages[{i}]" for i in range(len(earlier.messages))] + [f"documents[{i}]" for i in range(before)]
+    return (
+        *((path, PREVIOUS) for path in old),
+        *((f"documents[{before + index}]", f"{name}[{index}]") for index in range(documents)),
+    )
 
 
 def parse_model(fields: Fields, model: str, limits: ApiLimits) -> str | None:
@@ -192,8 +225,11 @@ def _parse_text(item: object, path: str) -> Document:
     return Document(text=text, title=one.text("title", blank=True) or "")
 
 
-def _parse_messages(fields: Fields, generate: bool, limits: ApiLimits, documents: int) -> Turns:
-    """The system prompt, if any, the turns after it, and the documents in them; `documents` come before those."""
+def _parse_messages(fields: Fields, generate: bool, limits: ApiLimits, documents: int, before: int) -> Turns:
+    """The system prompt, if any, the turns after it, and the documents in them; `documents` come before those.
+
+    They follow `before` messages of an earlier response.
+    """
     if fields.has("input") and fields.has("messages"):
         raise invalid("messages", "is another form of input; give one of the two")
     system = fields.text("instructions", blank=True)
@@ -201,11 +237,11 @@ def _parse_messages(fields: Fields, generate: bool, limits: ApiLimits, documents
     name = "input" if value is not None or not fields.has("messages") else "messages"
     if isinstance(value, str):
         turns = Turns(messages=[ChatMessage("user", check_text(value, "input"))])
-        turns.places.append(("messages[0].content", name))
+        turns.places.append((f"messages[{before}].content", name))
     elif value is not None and not isinstance(value, list):
         raise invalid("input", f"must be a string or a list of messages, not {show(value)}")
     else:
-        turns = parse_turns(fields.array(name, limits.messages_max) or [], name, limits, documents)
+        turns = parse_turns(fields.array(name, limits.messages_max) or [], name, limits, documents, before)
     if system is not None:
         if turns.system is not None:
             raise invalid(f"{name}[0].role", "is a system message, but instructions are given too; give one of the two")
@@ -213,39 +249,6 @@ def _parse_messages(fields: Fields, generate: bool, limits: ApiLimits, documents
     if generate:
         check_question(turns, name)
     return turns
-
-
-def parse_sampling(fields: Fields, limits: ApiLimits, *lengths: str) -> Sampling:
-    """How tokens are chosen; `lengths` are the names under which the longest answer may be given."""
-    plain = Sampling()
-    given = {name: value for name in lengths if (value := fields.integer(name, 1, limits.output_tokens_max))}
-    if len(set(given.values())) > 1:
-        raise invalid(lengths[-1], f"is another name of {lengths[0]}; give one of the two")
-    temperature = fields.number("temperature", 0.0, limits.temperature_max)
-    top_p = fields.number("top_p", 0.0, 1.0, above=True)
-    return Sampling(
-        max_tokens=next(iter(given.values()), plain.max_tokens),
-        temperature=plain.temperature if temperature is None else temperature,
-        top_p=plain.top_p if top_p is None else top_p,
-        seed=fields.integer("seed", 0, limits.seed_max),
-        stop=_parse_stop(fields, limits),
-    )
-
-
-def _parse_stop(fields: Fields, limits: ApiLimits) -> tuple[str, ...]:
-    value = fields.raw("stop")
-    if isinstance(value, str):
-        return (_check_stop(value, "stop", limits),)
-    items = fields.array("stop", limits.stop_max) or ()
-    return tuple(_check_stop(item, f"stop[{index}]", limits) for index, item in enumerate(items))
-
-
-def _check_stop(value: object, path: str, limits: ApiLimits) -> str:
-    # a stop of blanks ("\n\n") is common and meant; only an empty one can never be found
-    text = check_text(value, path, chars_max=limits.stop_chars_max, blank=True)
-    if not text:
-        raise invalid(path, "is empty")
-    return text
 
 
 def parse_blend(fields: Fields) -> BlendOptions:

@@ -26,6 +26,16 @@ class Caller:
         """What goes into the names of its chunks; "" for everybody."""
         return "" if self.tenant is None else self.tenant.id
 
+    @property
+    def operator(self) -> bool:
+        """Whether it may read what concerns all tenants; everybody may where there are no keys."""
+        return self.tenant is None or self.tenant.operator
+
+    def check_operator(self) -> None:
+        """RequestError `forbidden` for the key of a mere tenant."""
+        if not self.operator:
+            raise RequestError("forbidden", "these are figures of all tenants together: they want an operator's key")
+
     def check(self) -> None:
         """RequestError `unauthorized` where the key has been withdrawn meanwhile."""
         if self._ring is not None and self.tenant not in self._ring:

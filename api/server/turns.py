@@ -32,11 +32,14 @@ class Turns:
     places: list[tuple[str, str]] = field(default_factory=list)
 
 
-def parse_turns(items: list[object], name: str, limits: ApiLimits, documents_before: int = 0) -> Turns:
+def parse_turns(
+    items: list[object], name: str, limits: ApiLimits, documents_before: int = 0, messages_before: int = 0
+) -> Turns:
     """Read the messages of the field `name`. RequestError names the path.
 
     All text parts of the first user message but the last are documents, numbered behind `documents_before` others; in
-    any other message parts are joined with an empty line between. System messages may only stand first.
+    any other message parts are joined with an empty line between. System messages may only stand first. These turns
+    follow `messages_before` others, so that with any the first user message is not among them.
     """
     turns = Turns()
     for index, item in enumerate(items):
@@ -55,8 +58,8 @@ def parse_turns(items: list[object], name: str, limits: ApiLimits, documents_bef
             own = JOINT.join(text for _, text in parts)
             turns.system = own if turns.system is None else f"{turns.system}{JOINT}{own}"
             continue
-        turns.places.append((f"messages[{len(turns.messages)}]", path))
-        if role == "user" and not turns.messages:
+        turns.places.append((f"messages[{messages_before + len(turns.messages)}]", path))
+        if role == "user" and not turns.messages and not messages_before:
             for where, text in parts[:-1]:
                 turns.places.append((f"documents[{documents_before + len(turns.documents)}]", where))
                 turns.documents.append(Document(text=text))

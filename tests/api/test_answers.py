@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvblend.actors.errors import RequestError
-from kvblend.actors.messages import Accepted, ChatMessage, Delta, Failed, Finished, Generate, StreamEvent
+from kvblend.actors.messages import Accepted, ChatMessage, Delta, Failed, Finished, Generate, StreamEvent, TokenLogprob
 from kvblend.actors.streams import TokenStream
 from kvblend.api.server.openai.answers import Asked, collect, submit_all
 from tests.api.scripted import USAGE, ScriptedSystem
@@ -18,7 +18,14 @@ def stream(*events: StreamEvent) -> TokenStream:
 
 async def test_text_is_joined_up_to_the_end() -> None:
     end = Finished("r", "length", USAGE)
-    assert await collect(stream(Accepted("r", "m"), Delta("r", "a"), Delta("r", "b"), end)) == ("ab", end)
+    assert await collect(stream(Accepted("r", "m"), Delta("r", "a"), Delta("r", "b"), end)) == ("ab", [], end)
+
+
+async def test_log_probabilities_are_joined_too() -> None:
+    one, other = TokenLogprob(1, -0.5), TokenLogprob(2, -1.5)
+    said = (Delta("r", "a", (1,), (one,)), Accepted("r", "m"), Delta("r", "", (2,), (other,)))
+    end = Finished("r", "stop", USAGE)
+    assert await collect(stream(*said, end)) == ("a", [one, other], end)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,17 @@ from typing import Any
 import pytest
 
 from kvblend.actors.errors import RequestError
-from kvblend.actors.messages import Accepted, Delta, Failed, Finished, Planned, StoredChunk, StreamEvent, Usage
+from kvblend.actors.messages import (
+    Accepted,
+    Delta,
+    Failed,
+    Finished,
+    Planned,
+    StoredChunk,
+    StreamEvent,
+    TokenLogprob,
+    Usage,
+)
 from kvblend.api.server.events import ResponseEvents, error_event, error_fields, usage_fields
 from kvblend.api.server.requests import FrameIds
 
@@ -72,6 +82,30 @@ def test_our_own_fields_are_left_out_of_the_plain_protocol() -> None:
     assert all((frame["response_id"], frame["stream_id"]) == ("resp_1", "s") for frame in ours)
     assert ours[0]["event_id"] == "e"
     assert ours[-1]["token_ids"] == [4]
+
+
+def test_log_probabilities_come_with_their_delta_and_in_the_plain_protocol_at_the_end() -> None:
+    top = (TokenLogprob(4, -0.5, "x", b"x"),)
+    said = (TokenLogprob(4, -0.5, "x", b"x", top, 0), TokenLogprob(2, -1.0, "<end>", None, (), 1))
+    events = (Delta("resp_1", "x", (4, 2), said), Finished("resp_1", "stop", USAGE))
+    plain, ours = translate(*events, extended=False), translate(*events)
+    x = {"token": "x", "logprob": -0.5, "bytes": [120]}
+    expected = [{**x, "top_logprobs": [x]}, {"token": "<end>", "logprob": -1.0, "bytes": [], "top_logprobs": []}]
+    done = {frame["type"].removeprefix("response."): frame for frame in plain}
+    assert done["output_text.delta"]["logprobs"] == done["output_text.done"]["logprobs"] == expected
+    assert done["content_part.done"]["part"]["logprobs"] == expected
+    assert done["completed"]["response"]["output"][0]["content"][0]["logprobs"] == expected
+    delta = next(frame for frame in ours if frame["type"] == "response.output_text.delta")
+    assert [(one["token_id"], one["bytes"], one["offset"]) for one in delta["logprobs"]] == [
+        (4, [120], 0),
+        (2, None, 1),
+    ]
+    assert "logprobs" not in ours[-1]["response"]["output"][0]["content"][0]
+
+
+def test_without_log_probabilities_the_lists_are_empty() -> None:
+    frames = translate(Delta("resp_1", "x", (4,)), Finished("resp_1", "stop", USAGE), extended=False)
+    assert [frame["logprobs"] for frame in frames if "logprobs" in frame] == [[], []]
 
 
 def test_usage_has_our_names_and_the_usual_ones() -> None:

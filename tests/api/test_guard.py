@@ -14,9 +14,10 @@ from kvblend.api.server.guard import caller_of
 from kvblend.api.server.keys import BEARER_SUBPROTOCOL, KeyRing, issue
 from kvblend.api.server.openai.routes import TABLE
 from kvblend.api.server.rates import RateLimits
-from tests.api.scripted import ScriptedSystem, Server, serving
+from tests.api.scripted import Ready, ScriptedSystem, Server, serving
 
 ALICE, KEY = issue("alice")
+WATCH, WATCH_KEY = issue("watch", operator=True)
 GOOD = "https://good.example"
 ASK = {"messages": [{"role": "user", "content": "q"}]}
 GUARDED = sorted(
@@ -28,7 +29,7 @@ GUARDED = sorted(
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    async with serving(ScriptedSystem(), origins=(GOOD,), keys=KeyRing([ALICE])) as running:
+    async with serving(ScriptedSystem(), origins=(GOOD,), keys=KeyRing([ALICE, WATCH])) as running:
         yield running
 
 
@@ -142,7 +143,7 @@ async def test_no_log_and_no_answer_shows_a_key(server: Server, caplog: pytest.L
 
 async def test_refusals_show_in_the_metrics(server: Server) -> None:
     await call(server.port, "GET", "/v1/models")
-    text = (await call(server.port, "GET", "/metrics", headers=bearer())).body.decode()
+    text = (await call(server.port, "GET", "/metrics", headers=bearer(WATCH_KEY))).body.decode()
     assert 'kvblend:request_failure_total{code="unauthorized"} 1.0' in text
 
 
@@ -160,3 +161,18 @@ async def test_a_request_too_many_is_429_with_a_time_to_come_back() -> None:
 def test_a_route_that_is_not_behind_the_guard_is_noticed() -> None:
     with pytest.raises(TypeError, match="not behind the guard"):
         caller_of({"kvblend.caller": None})
+
+
+async def test_figures_of_all_tenants_are_for_operators(server: Server) -> None:
+    server.system.readiness = Ready(details={"disk_bytes": 5})
+    answers = [await call(server.port, "GET", "/metrics", headers=bearer(key)) for key in (KEY, WATCH_KEY)]
+    states = [(await call(server.port, "GET", "/ready", headers=bearer(key))).json for key in (KEY, WATCH_KEY)]
+    assert [answer.status for answer in answers] == [403, 200]
+    assert (answers[0].error["code"], b"kvblend:" in answers[0].body) == ("forbidden", False)
+    assert [state["details"] for state in states] == [{}, {"disk_bytes": 5}]
+    assert states[0]["ready"] is True
+
+
+async def test_an_operator_asks_as_a_tenant_of_its_own(server: Server) -> None:
+    assert (await call(server.port, "POST", "/v1/chat/completions", ASK, bearer(WATCH_KEY))).status == 200
+    assert server.system.requests[0].tenant == WATCH.id

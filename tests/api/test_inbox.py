@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvblend.actors.messages import Accepted, Delta, IngestProgress
+from kvblend.actors.messages import Accepted, Delta, IngestProgress, TokenLogprob
 from kvblend.api.client.inbox import Inbox
 
 
@@ -14,8 +14,9 @@ from kvblend.api.client.inbox import Inbox
 def test_unread_deltas_join_without_loss(texts: list[str]) -> None:
     inbox = Inbox()
     for index, text in enumerate(texts):
-        inbox.push(Delta("r", text, (index,)))
-    assert asyncio.run(inbox.get()) == Delta("r", "".join(texts), tuple(range(len(texts))))
+        inbox.push(Delta("r", text, (index,), (TokenLogprob(index, -1.0),)))
+    ids = tuple(range(len(texts)))
+    assert asyncio.run(inbox.get()) == Delta("r", "".join(texts), ids, tuple(TokenLogprob(i, -1.0) for i in ids))
 
 
 async def test_only_the_newest_unread_progress_is_kept() -> None:

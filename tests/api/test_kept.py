@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvblend.actors.errors import RequestError
+from kvblend.actors.messages import ChatMessage, Document, Generate
 from kvblend.api.server.limits import ApiLimits
+from kvblend.api.server.openai.event_log import EventLog
 from kvblend.api.server.openai.kept import KeptResponses, text_chars
 
 LIMITS = ApiLimits(kept_responses_max=3, kept_chars_max=100)
@@ -33,6 +37,49 @@ def test_one_that_is_too_long_to_be_kept_is_not() -> None:
 
 def test_instructions_and_metadata_count() -> None:
     assert text_chars({**response("a"), "instructions": "ab", "metadata": {"k": "v"}}) == 5
+
+
+ASKED = Generate("r", (ChatMessage("user", "q"),), (Document("x" * 50, "t"),), "s")
+
+
+def test_what_a_response_answers_counts_too() -> None:
+    kept = KeptResponses(LIMITS)
+    # 50 + 1 of the document, 1 of the question, 1 of the system prompt, and the answer
+    kept.put(response("fits", chars=47), ASKED)
+    assert kept.get("fits") is not None
+    kept.put(response("fits", chars=48), ASKED)
+    assert kept.get("fits") is None
+
+
+def test_its_events_count_too() -> None:
+    kept, log = KeptResponses(LIMITS), EventLog()
+    log.add([{"type": "t", "sequence_number": 0, "delta": "x" * 90}], ended=True)
+    kept.put(response("a"), None, log)
+    assert kept.log("a") is None
+
+
+def test_the_answer_stands_behind_what_was_asked() -> None:
+    kept = KeptResponses(ApiLimits())
+    kept.put(response("a", chars=3), ASKED)
+    earlier = kept.earlier("a")
+    assert earlier.messages == (ChatMessage("user", "q"), ChatMessage("assistant", "xxx"))
+    assert (earlier.system, earlier.documents) == (ASKED.system, ASKED.documents)
+
+
+@pytest.mark.parametrize(
+    ("status", "chars", "code"),
+    [
+        ("in_progress", 1, "previous_response_not_found"),
+        ("failed", 1, "invalid_request"),
+        ("completed", 0, "invalid_request"),
+    ],
+)
+def test_nothing_goes_on_from_one_without_an_answer(status: str, chars: int, code: str) -> None:
+    kept = KeptResponses(ApiLimits())
+    kept.put(response("a", status, chars), ASKED)
+    with pytest.raises(RequestError) as caught:
+        kept.earlier("a")
+    assert (caught.value.code, caught.value.param) == (code, "previous_response_id")
 
 
 STATES = st.sampled_from(("in_progress", "completed", "failed"))

@@ -20,7 +20,7 @@ from kvblend.api.server.keys import (
 
 
 def test_what_is_issued_is_found_again_in_its_file() -> None:
-    pairs = [issue("alice"), issue("bob")]
+    pairs = [issue("alice"), issue("bob", operator=True)]
     text = "# comment\n" + "\n".join(tenant.entry for tenant, _ in pairs)
     ring = KeyRing(parse_keys(text))
     assert [ring.find(key) for _, key in pairs] == [tenant for tenant, _ in pairs]

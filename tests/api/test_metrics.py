@@ -64,7 +64,7 @@ async def test_the_state_is_read_when_it_is_asked_for() -> None:
     system = ScriptedSystem()
     async with serving(system) as server:
         system.numbers = {
-            "engine": {"num_requests_running": 2, "num_requests_waiting": 5},
+            "engine": {"num_requests_running": 2, "num_requests_waiting": 5, "ratio_lever": 0.5},
             "store": {"host_bytes": 10, "disk_bytes": 20, "chunks": 3},
             "actors": {"loader.depth": 4, "loader.restarts": 1},
         }
@@ -72,6 +72,7 @@ async def test_the_state_is_read_when_it_is_asked_for() -> None:
     expected = {
         "kvblend:num_requests_running": 2,
         "kvblend:num_requests_waiting": 5,
+        "kvblend:ratio_lever": 0.5,
         'kvblend:kv_tier_bytes{tier="host"}': 10,
         'kvblend:kv_tier_bytes{tier="disk"}': 20,
         "kvblend:chunks": 3,

@@ -71,6 +71,16 @@ async def test_requests_of_one_stream_id_run_one_after_the_other(server: Server)
     assert ids == sorted(ids, key=[r.request_id for r in server.system.requests].index)
 
 
+async def test_the_requests_of_a_connection_are_those_of_one_client(server: Server) -> None:
+    for _ in range(2):
+        async with server.peer() as peer:
+            for _ in range(2):
+                await peer.create()
+                await peer.finish()
+    first, second, other, last = [request.client for request in server.system.requests]
+    assert first == second != other == last
+
+
 async def test_different_stream_ids_run_at_the_same_time(server: Server) -> None:
     server.system.script = hold
     async with server.peer() as peer:

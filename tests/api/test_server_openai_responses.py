@@ -171,13 +171,12 @@ async def test_the_oldest_are_forgotten() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"background": True, "stream": True}, "background"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": "x"}, "metadata"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a"),
         ({"store": "yes"}, "store"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": 1}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"text": {"format": {"type": "json_object"}}}, "text"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),

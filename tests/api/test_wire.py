@@ -14,14 +14,20 @@ from kvblend.actors.messages import (
     IngestProgress,
     LoadingDecision,
     Planned,
+    Sampling,
     StoredChunk,
     StreamEvent,
+    TokenLogprob,
     Usage,
 )
 from kvblend.api.client.wire import create_frame, decode, encode, parse_chunk, parse_event, parse_usage, websocket_url
 from kvblend.api.server.events import ResponseEvents, usage_fields
-from kvblend.api.server.requests import FrameIds
+from kvblend.api.server.limits import ApiLimits
+from kvblend.api.server.requests import Create, FrameIds, parse_frame
 
+LOGPROB = TokenLogprob(
+    1, -0.25, "\\xc3", b"\xc3", (TokenLogprob(1, -0.25, "\\xc3", b"\xc3"), TokenLogprob(3, -2.0, "<end>"))
+)
 USAGE = Usage(prompt_tokens=9, tiers={"disk": 1}, notes=("a",), charged_ratio=0.5)
 
 
@@ -56,6 +62,12 @@ def test_what_is_none_is_left_to_the_server() -> None:
             Accepted("resp_1", "m"),
             Planned("resp_1", USAGE),
             Delta("resp_1", "hé", (1, 2)),
+            Finished("resp_1", "stop", USAGE),
+        ],
+        [
+            Accepted("resp_1", "m"),
+            Delta("resp_1", "é", (1, 2), (LOGPROB, TokenLogprob(2, -9.0, "x", b"x", (), 1))),
+            Delta("resp_1", "", (3,), (TokenLogprob(3, -0.5, "<end>"),)),
             Finished("resp_1", "stop", USAGE),
         ],
         [Accepted("resp_1", "m"), Finished("resp_1", "length", USAGE)],
@@ -125,6 +137,34 @@ def test_a_chunk_of_an_older_server_has_no_conditioning() -> None:
     fields = {"id": "c", "tokens": 3, "created": True}
     assert parse_chunk(fields) == StoredChunk("c", 3, True)
     assert parse_chunk({**fields, "conditioning": "warm"}) == StoredChunk("c", 3, True, "warm")
+
+
+def test_sampling_is_written_as_a_server_reads_it() -> None:
+    frame = create_frame(
+        query="q",
+        top_k=5,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        stop_token_ids=(9, 8),
+        ignore_eos=True,
+        min_tokens=2,
+        logprobs=3,
+    )
+    command = parse_frame(decode(encode(frame)), "resp_1", "m", ApiLimits())
+    assert isinstance(command, Create)
+    assert command.request.sampling == Sampling(
+        top_k=5,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        stop_token_ids=(9, 8),
+        ignore_eos=True,
+        min_tokens=2,
+        logprobs=3,
+    )
 
 
 def test_a_bound_stands_in_blend() -> None:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from kvblend.actors.errors import RequestError
-from kvblend.actors.messages import Delta, Failed, Finished, Generate, Usage
+from kvblend.actors.messages import Delta, Failed, Finished, Generate, TokenLogprob, Usage
 from kvblend.api.server.fields import Places, relocate
 from kvblend.api.server.openai.exchange import error_body, run_while_connected
 from kvblend.api.server.openai.shapes import Shape, kvblend_body, usage_body
@@ -29,6 +29,11 @@ class Asked:
     stream: bool
     include_usage: bool
     places: Places = ()
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether log probabilities are wanted: all prompts of a call are answered alike."""
+        return self.requests[0].sampling.logprobs is not None
 
 
 @dataclass(slots=True)
@@ -55,8 +60,11 @@ async def answer(system: SystemPort, asked: Asked, shape: Shape, call_id: str, h
         raise relocate(error, asked.places) from None
     finally:
         abandon(streams)
-    usages = [finished.usage for _, finished in results]
-    choices = [shape.whole(index, text, finished.reason) for index, (text, finished) in enumerate(results)]
+    usages = [finished.usage for *_, finished in results]
+    choices = [
+        shape.whole(index, text, finished.reason, logprobs if asked.logprobs else None)
+        for index, (text, logprobs, finished) in enumerate(results)
+    ]
     body = {**head, "object": shape.kind, "choices": choices, "usage": usage_body(usages)}
     return JSONResponse({**body, "kvblend": kvblend_body(usages)})
 
@@ -84,22 +92,24 @@ def abandon(streams: Sequence[EventStream]) -> None:
         stream.abandon()
 
 
-async def collect(stream: EventStream) -> tuple[str, Finished]:
-    """All text and the end of one stream. RequestError where it failed, or was cancelled by the server."""
+async def collect(stream: EventStream) -> tuple[str, list[TokenLogprob], Finished]:
+    """Text, log probabilities and end of one stream. RequestError where it failed, or was cancelled by the server."""
     texts: list[str] = []
+    logprobs: list[TokenLogprob] = []
     while events := await stream.drain():
         for event in events:
             if isinstance(event, Delta):
                 texts.append(event.text)
+                logprobs += event.logprobs
             elif isinstance(event, Finished):
                 _check_complete(event)
-                return "".join(texts), event
+                return "".join(texts), logprobs, event
             elif isinstance(event, Failed):
                 raise RequestError(event.code, event.message, event.param)
     raise RequestError("internal", "the answer ended unexpectedly")
 
 
-async def _collect_all(streams: Sequence[EventStream]) -> list[tuple[str, Finished]]:
+async def _collect_all(streams: Sequence[EventStream]) -> list[tuple[str, list[TokenLogprob], Finished]]:
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(collect(stream)) for stream in streams]
@@ -157,7 +167,8 @@ class _StreamWriter:
             out = bytearray()
             for event in events:
                 if isinstance(event, Delta):
-                    out += self._frame(self._shape.piece(index, event.text))
+                    logprobs = event.logprobs if self._asked.logprobs else None
+                    out += self._frame(self._shape.piece(index, event.text, logprobs))
                 elif isinstance(event, Finished):
                     if event.reason != "cancelled":
                         out += self._frame(self._shape.ending(index, event.reason))

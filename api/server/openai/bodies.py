@@ -8,20 +8,17 @@ from kvblend.actors.messages import Generate
 from kvblend.api.server.fields import Fields, check_text, invalid, show
 from kvblend.api.server.limits import ApiLimits
 from kvblend.api.server.openai.answers import Asked
-from kvblend.api.server.requests import HARMLESS, parse_blend, parse_documents, parse_model, parse_sampling
+from kvblend.api.server.requests import HARMLESS, parse_blend, parse_documents, parse_model
+from kvblend.api.server.sampling import SAMPLING_FIELDS, parse_chat_logprobs, parse_sampling, parse_text_logprobs
 from kvblend.api.server.turns import check_question, neutral, parse_turns
 
 _BOTH: dict[str, tuple[object, ...]] = {
     "n": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
     "logit_bias": ({},),
     "modalities": (["text"],),
 }
 CHAT_NEUTRAL: dict[str, tuple[object, ...]] = {
     **_BOTH,
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -36,24 +33,25 @@ CHAT_NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 TEXT_NEUTRAL: dict[str, tuple[object, ...]] = {
     **_BOTH,
-    "logprobs": (),
     "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
 }
 _SHARED = {
-    *("model", "documents", "chunks", "blend", "deadline_ms", "temperature", "top_p", "seed", "stop"),
-    *("max_tokens", "stream", "stream_options"),
+    *("model", "documents", "chunks", "blend", "deadline_ms", "max_tokens", "stream", "stream_options", "logprobs"),
+    *SAMPLING_FIELDS,
     *HARMLESS,
 }
-CHAT_FIELDS = _SHARED | {"messages", "max_completion_tokens"} | CHAT_NEUTRAL.keys()
+CHAT_FIELDS = _SHARED | {"messages", "max_completion_tokens", "top_logprobs"} | CHAT_NEUTRAL.keys()
 TEXT_FIELDS = _SHARED | {"prompt"} | TEXT_NEUTRAL.keys()
 
 
 def parse_chat(body: object, call_id: str, model: str, limits: ApiLimits) -> Asked:
     """The body of `POST /v1/chat/completions`. RequestError names the field."""
     fields = Fields(body, "", CHAT_FIELDS)
-    shared = _parse_shared(fields, model, limits, "max_completion_tokens", "max_tokens")
+    shared = _parse_shared(fields, model, limits)
+    lengths = ("max_completion_tokens", "max_tokens")
+    shared["sampling"] = parse_sampling(fields, limits, *lengths, logprobs=parse_chat_logprobs(fields))
     neutral(fields, CHAT_NEUTRAL)
     documents = shared.pop("documents")
     turns = parse_turns(fields.array("messages", limits.messages_max) or [], "messages", limits, len(documents))
@@ -71,7 +69,8 @@ def parse_chat(body: object, call_id: str, model: str, limits: ApiLimits) -> Ask
 def parse_text(body: object, call_id: str, model: str, limits: ApiLimits) -> Asked:
     """The body of `POST /v1/completions`: one prompt or several, each a text or token ids. RequestError names it."""
     fields = Fields(body, "", TEXT_FIELDS)
-    shared = _parse_shared(fields, model, limits, "max_tokens")
+    shared = _parse_shared(fields, model, limits)
+    shared["sampling"] = parse_sampling(fields, limits, "max_tokens", logprobs=parse_text_logprobs(fields))
     neutral(fields, TEXT_NEUTRAL)
     prompts = _parse_prompts(fields, limits)
     names = [call_id] if len(prompts) == 1 else [f"{call_id}-{index}" for index in range(len(prompts))]
@@ -79,11 +78,10 @@ def parse_text(body: object, call_id: str, model: str, limits: ApiLimits) -> Ask
     return _asked(fields, requests, [])
 
 
-def _parse_shared(fields: Fields, model: str, limits: ApiLimits, *lengths: str) -> dict[str, Any]:
+def _parse_shared(fields: Fields, model: str, limits: ApiLimits) -> dict[str, Any]:
     return {
         "model": parse_model(fields, model, limits),
         "documents": parse_documents(fields, limits),
-        "sampling": parse_sampling(fields, limits, *lengths),
         "blend": parse_blend(fields),
         "deadline_ms": fields.number("deadline_ms", 0, limits.deadline_ms_max, above=True),
     }

@@ -36,7 +36,7 @@ async def ingest(api: Api, http: Request) -> ASGIApp:
     if call.stream:
         return EventSource(lambda emit: _write(streams[0], emit), lambda: abandon(streams), api.limits.ping_s)
     try:
-        _, finished = await run_while_connected(http.receive, collect(streams[0]))
+        *_, finished = await run_while_connected(http.receive, collect(streams[0]))
     finally:
         abandon(streams)
     return JSONResponse(_body(finished))

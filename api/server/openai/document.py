@@ -14,7 +14,7 @@ _OPERATIONS: tuple[tuple[str, str, str, str, bool], ...] = (
     ("post", "/v1/chat/completions", "Answer a conversation, over documents if there are any.", "ChatCompletion", True),
     ("post", "/v1/completions", "Continue a plain prompt: text or token ids, one or several.", "Completion", True),
     ("post", "/v1/responses", "Create a response: whole, as events, or in the background.", "Response", True),
-    ("get", "/v1/responses/{response_id}", "A response by its id, while it runs and for a while after.", "", False),
+    ("get", "/v1/responses/{response_id}", "A response by its id, or its events behind one of them.", "", True),
     ("delete", "/v1/responses/{response_id}", "Forget a response; one that runs is cancelled.", "", False),
     ("post", "/v1/responses/{response_id}/cancel", "Cancel a response that runs.", "", False),
     ("get", "/v1/models", "The model served, as a list.", "", False),
@@ -27,6 +27,10 @@ _OPERATIONS: tuple[tuple[str, str, str, str, bool], ...] = (
     ("get", "/ready", "Whether it can answer, and why not.", "", False),
 )
 _KEY = {"type": "http", "scheme": "bearer", "description": "Where the server was given keys; never for /health."}
+_EVENTS = (
+    {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
+    {"name": "starting_after", "in": "query", "schema": {"type": "integer", "minimum": 0}},
+)
 _PAGE = (
     {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}},
     {"name": "after", "in": "query", "schema": {"type": "string", "pattern": "^[0-9a-f]{64}$"}},
@@ -65,6 +69,8 @@ def _operation(method: str, path: str, summary: str, schema: str, streams: bool)
     ]
     if (method, path) == ("get", "/v1/chunks"):
         parameters.extend(_PAGE)
+    if (method, path) == ("get", "/v1/responses/{response_id}"):
+        parameters.extend(_EVENTS)
     if parameters:
         operation["parameters"] = parameters
     if schema:

@@ -136,6 +136,7 @@ class _State(Collector):
             ("num_requests_running", "Requests in the engine."),
             ("num_requests_waiting", "Requests that wait to be admitted."),
             ("kv_tokens_used", "KV slots in use."),
+            ("ratio_lever", "How far load presses the recompute ratio towards its floor, 0 to 1."),
         ):
             if name in engine:
                 yield GaugeMetricFamily(PREFIX + name, text, engine[name])

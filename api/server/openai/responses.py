@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -14,23 +15,26 @@ from starlette.types import ASGIApp
 
 from kvblend.actors.errors import RequestError
 from kvblend.api.server.events import ResponseEvents
-from kvblend.api.server.fields import Fields, check_text, invalid, relocate, show
+from kvblend.api.server.fields import PREVIOUS, Fields, check_text, invalid, relocate, show
 from kvblend.api.server.limits import ApiLimits
 from kvblend.api.server.openai.answers import Asked, submit_all
 from kvblend.api.server.openai.endpoint import Api, Visit
+from kvblend.api.server.openai.event_log import EventLog
 from kvblend.api.server.openai.exchange import read_json, run_while_connected
 from kvblend.api.server.openai.runs import Run
 from kvblend.api.server.openai.sse import Emit, EventSource, frame
 from kvblend.api.server.requests import Create, FrameIds, parse_body
 
 METADATA_MAX, METADATA_CHARS_MAX = 16, 512
+QUERY = ("stream", "starting_after", "include_obfuscation")
+SEQUENCE_DIGITS_MAX = 15
 
 
 async def create(api: Api, http: Request) -> ASGIApp:
-    """Take a response: whole, as events, or in the background."""
+    """Take a response: whole, as events, or in the background, where its events can be read again."""
     body = await read_json(http, api.limits)
     name = f"resp_{secrets.token_hex(16)}"
-    asked, stream, background = parse_body(body, name, api.system.model, api.limits)
+    asked, stream, background = parse_body(body, name, api.system.model, api.limits, api.kept.earlier)
     echo, store = _echo(body, asked, api.limits)
     call = Asked([asked.request], stream, False, [*asked.places, ("max_output_tokens", "max_output_tokens")])
     streams = await run_while_connected(http.receive, submit_all(api.system, call))
@@ -43,11 +47,12 @@ async def create(api: Api, http: Request) -> ASGIApp:
         generate=asked.request.generate,
         echo={**echo, "background": background},
     )
-    run = Run(api.system, streams[0], translator, api.kept if store or background else None)
+    log = EventLog() if background else None
+    run = Run(api.system, streams[0], translator, api.kept if store or background else None, asked.request, log)
     api.runs[name] = run
-    if background:
+    if log is not None:
         _run_in_background(api, name, run)
-        return JSONResponse(run.response)
+        return _replay(api, log) if stream else JSONResponse(run.response)
 
     def end() -> None:
         run.close()
@@ -64,8 +69,43 @@ async def create(api: Api, http: Request) -> ASGIApp:
 
 
 async def retrieve(api: Api, http: Request) -> ASGIApp:
-    """The newest state of a response."""
-    return JSONResponse(_find(api, http))
+    """The newest state of a response, or with `stream` its events, behind number `starting_after` if that is given."""
+    stream, after = _parse_query(http.query_params)
+    response = _find(api, http)
+    if not stream:
+        return JSONResponse(response)
+    log = api.kept.log(response["id"])
+    if log is None:
+        raise invalid("stream", "this response was not created with background: true, so its events are not kept")
+    if after > log.newest:
+        raise invalid("starting_after", f"is {after}; the newest event has {log.newest}")
+    return _replay(api, log, after)
+
+
+def _replay(api: Api, log: EventLog, after: int = -1) -> ASGIApp:
+    async def write(emit: Emit) -> None:
+        async for frames in log.follow(after):
+            await emit(frames)
+
+    return EventSource(write, lambda: None, api.limits.ping_s)
+
+
+def _parse_query(given: Mapping[str, str]) -> tuple[bool, int]:
+    """Whether events are wanted, and from behind which on."""
+    for name in given:
+        if name not in QUERY:
+            raise invalid(name[:60], f"is not a known parameter; known: {', '.join(QUERY)}")
+    for name in ("stream", "include_obfuscation"):
+        if (flag := given.get(name, "false")) not in ("true", "false"):
+            raise invalid(name, f"is {show(flag)}; it must be true or false")
+    stream, after = given.get("stream") == "true", given.get("starting_after")
+    if after is None:
+        return stream, -1
+    if not stream:
+        raise invalid("starting_after", "is for events; give stream=true with it")
+    if not (after.isascii() and after.isdecimal() and len(after) <= SEQUENCE_DIGITS_MAX):
+        raise invalid("starting_after", f"is {show(after)}; it must be the sequence_number of an event")
+    return stream, int(after)
 
 
 async def cancel(api: Api, http: Request) -> ASGIApp:
@@ -145,9 +185,11 @@ def _echo(body: object, asked: Create, limits: ApiLimits) -> tuple[dict[str, Any
     sampling = asked.request.sampling
     echo = {
         "instructions": known.get("instructions"),
+        PREVIOUS: asked.previous,
         "metadata": metadata or {},
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
+        "top_logprobs": sampling.logprobs or 0,
         "max_output_tokens": sampling.max_tokens,
         "store": store is not False,
     }

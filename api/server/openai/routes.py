@@ -36,7 +36,8 @@ def http_routes(model: str, limits: ApiLimits, find: FindApi, metrics: Metrics) 
     document = describe(model, limits)
     page = render(document)
 
-    async def metrics_text(_api: Api, _request: Request) -> ASGIApp:
+    async def metrics_text(api: Api, _request: Request) -> ASGIApp:
+        api.caller.check_operator()
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     async def openapi(_api: Api, _request: Request) -> ASGIApp:

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from kvblend.actors.errors import RequestError
+from kvblend.actors.messages import Generate
 from kvblend.api.server.codec import Event
 from kvblend.api.server.events import ResponseEvents
+from kvblend.api.server.openai.event_log import EventLog
 from kvblend.api.server.openai.kept import KeptResponses
 from kvblend.api.server.port import EventStream, SystemPort
 
@@ -19,16 +21,25 @@ _log = logging.getLogger(__name__)
 class Run:
     """Reads one stream. `ended` is set with the terminal event; `response` is the newest state.
 
-    `kept` None means that the sender wants nothing to be kept (`store: false`).
+    `kept` None means that the sender wants nothing to be kept (`store: false`). With `request`, what it answers is kept
+    too, so that another can go on from it; with `log`, its events.
     """
 
     def __init__(
-        self, system: SystemPort, stream: EventStream, translator: ResponseEvents, kept: KeptResponses | None
+        self,
+        system: SystemPort,
+        stream: EventStream,
+        translator: ResponseEvents,
+        kept: KeptResponses | None,
+        request: Generate | None = None,
+        log: EventLog | None = None,
     ) -> None:
         self._system = system
         self._stream = stream
         self._translator = translator
         self._kept = kept
+        self._request = request
+        self._log = log
         self.cancelled = False
         self.ended = asyncio.Event()
         self.response: dict[str, Any] = {}
@@ -73,6 +84,8 @@ class Run:
             self._noted(self._translator.abort("the client went away"))
 
     def _noted(self, events: list[Event]) -> list[Event]:
+        if self._log is not None:
+            self._log.add(events, ended=self._translator.terminal)
         for event in events:
             if "response" in event:
                 self._note(event["response"])
@@ -88,6 +101,6 @@ class Run:
             self.failure = RequestError(error["code"], error["message"], error["param"])
         self.response = response
         if self._kept is not None:
-            self._kept.put(response)
+            self._kept.put(response, self._request, self._log)
         if self._translator.terminal:
             self.ended.set()

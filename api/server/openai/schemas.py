@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from kvblend.actors.messages import MODES, SelectionOptions
+from kvblend.actors.messages import (
+    LOGPROBS_MAX,
+    MODES,
+    PENALTY_MAX,
+    REPETITION_PENALTIES,
+    STOP_IDS_MAX,
+    SelectionOptions,
+)
 from kvblend.api.server.limits import ApiLimits
 from kvblend.api.server.openai.bodies import CHAT_FIELDS, TEXT_FIELDS
 from kvblend.api.server.requests import HARMLESS, OnMiss
+from kvblend.api.server.sampling import INCLUDE_LOGPROBS, TOP_K_MAX
 from kvblend.api.server.turns import PART_TYPES, ROLES
 
 Schema = dict[str, Any]
@@ -26,6 +34,8 @@ def build_schemas(model: str, limits: ApiLimits) -> dict[str, Schema]:
                 **{name: schema for name, schema in shared.items() if name in CHAT_FIELDS},
                 "messages": {"type": "array", "items": _ref("Message"), "minItems": 1, "maxItems": limits.messages_max},
                 "max_completion_tokens": _whole(1, limits.output_tokens_max),
+                "logprobs": {"type": "boolean"},
+                "top_logprobs": _whole(0, LOGPROBS_MAX),
             },
             "messages",
         ),
@@ -33,6 +43,7 @@ def build_schemas(model: str, limits: ApiLimits) -> dict[str, Schema]:
             {
                 **{name: schema for name, schema in shared.items() if name in TEXT_FIELDS},
                 "prompt": _prompt(limits),
+                "logprobs": _whole(0, LOGPROBS_MAX),
             },
             "prompt",
         ),
@@ -43,6 +54,9 @@ def build_schemas(model: str, limits: ApiLimits) -> dict[str, Schema]:
                 "instructions": {"type": "string"},
                 "max_output_tokens": _whole(1, limits.output_tokens_max),
                 "background": {"type": "boolean"},
+                "top_logprobs": _whole(0, LOGPROBS_MAX),
+                "include": {"type": "array", "items": {"const": INCLUDE_LOGPROBS}, "maxItems": LOGPROBS_MAX},
+                "previous_response_id": {"type": "string"},
             },
             "input",
         ),
@@ -57,16 +71,12 @@ def build_schemas(model: str, limits: ApiLimits) -> dict[str, Schema]:
 
 
 def _shared(model: str, limits: ApiLimits) -> dict[str, Schema]:
-    stop = {"type": "string", "minLength": 1, "maxLength": limits.stop_chars_max}
     options = {"include_usage": {"type": "boolean"}, "include_obfuscation": {"type": "boolean"}}
     return {
         "model": {"type": "string", "enum": [model]},
         "documents": {"type": "array", "items": _ref("Document"), "maxItems": limits.items_max},
         "max_tokens": _whole(1, limits.output_tokens_max),
-        "temperature": {"type": "number", "minimum": 0, "maximum": limits.temperature_max},
-        "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        "seed": _whole(0, limits.seed_max),
-        "stop": {"anyOf": [stop, {"type": "array", "items": stop, "maxItems": limits.stop_max}]},
+        **_sampling(limits),
         "stream": {"type": "boolean"},
         "stream_options": _object(options),
         "deadline_ms": {"type": "number", "exclusiveMinimum": 0, "maximum": limits.deadline_ms_max},
@@ -74,6 +84,25 @@ def _shared(model: str, limits: ApiLimits) -> dict[str, Schema]:
         **{name: {"description": "Taken and ignored."} for name in sorted(HARMLESS - {"metadata", "store"})},
         "metadata": {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": 16},
         "store": {"type": "boolean"},
+    }
+
+
+def _sampling(limits: ApiLimits) -> dict[str, Schema]:
+    stop = {"type": "string", "minLength": 1, "maxLength": limits.stop_chars_max}
+    ids = {"type": "array", "items": _whole(0, limits.token_id_max), "maxItems": STOP_IDS_MAX}
+    return {
+        "temperature": _number(0, limits.temperature_max),
+        "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "top_k": {**_whole(-1, TOP_K_MAX), "description": "0 and -1 stand for all tokens."},
+        "min_p": _number(0, 1),
+        "repetition_penalty": _number(*REPETITION_PENALTIES),
+        "presence_penalty": _number(-PENALTY_MAX, PENALTY_MAX),
+        "frequency_penalty": _number(-PENALTY_MAX, PENALTY_MAX),
+        "seed": _whole(0, limits.seed_max),
+        "stop": {"anyOf": [stop, {"type": "array", "items": stop, "maxItems": limits.stop_max}]},
+        "stop_token_ids": ids,
+        "ignore_eos": {"type": "boolean"},
+        "min_tokens": _whole(0, limits.output_tokens_max),
     }
 
 
@@ -139,6 +168,10 @@ def _ref(name: str) -> Schema:
 
 def _text() -> Schema:
     return {"type": "string", "minLength": 1, "pattern": r"\S"}
+
+
+def _number(low: float, high: float) -> Schema:
+    return {"type": "number", "minimum": low, "maximum": high}
 
 
 def _whole(low: int, high: int) -> Schema:

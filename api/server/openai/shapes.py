@@ -6,10 +6,14 @@ from typing import Any, Protocol
 
 from kvblend.actors.messages import Usage
 from kvblend.api.server.events import own_fields
+from kvblend.api.server.logprobs import Logprobs, chat_logprobs, text_logprobs
 
 
 class Shape(Protocol):
-    """One of the two. `kind` is the object's name, `piece_kind` a streamed piece's, `prefix` begins its ids."""
+    """One of the two. `kind` is the object's name, `piece_kind` a streamed piece's, `prefix` begins its ids.
+
+    `logprobs` None: none were asked for.
+    """
 
     kind: str
     piece_kind: str
@@ -19,7 +23,7 @@ class Shape(Protocol):
         """The choice that begins a stream, if there is one."""
         ...
 
-    def piece(self, index: int, text: str) -> dict[str, Any]:
+    def piece(self, index: int, text: str, logprobs: Logprobs | None = None) -> dict[str, Any]:
         """A streamed choice with new text."""
         ...
 
@@ -27,7 +31,7 @@ class Shape(Protocol):
         """A streamed choice that ends."""
         ...
 
-    def whole(self, index: int, text: str, reason: str) -> dict[str, Any]:
+    def whole(self, index: int, text: str, reason: str, logprobs: Logprobs | None = None) -> dict[str, Any]:
         """A choice in one piece."""
         ...
 
@@ -43,18 +47,20 @@ class ChatShape:
         """See `Shape.opening`."""
         return self._streamed(index, {"role": "assistant", "content": ""})
 
-    def piece(self, index: int, text: str) -> dict[str, Any]:
+    def piece(self, index: int, text: str, logprobs: Logprobs | None = None) -> dict[str, Any]:
         """See `Shape.piece`."""
-        return self._streamed(index, {"content": text})
+        told = None if logprobs is None else chat_logprobs(logprobs)
+        return {**self._streamed(index, {"content": text}), "logprobs": told}
 
     def ending(self, index: int, reason: str) -> dict[str, Any]:
         """See `Shape.ending`."""
         return self._streamed(index, {}, reason)
 
-    def whole(self, index: int, text: str, reason: str) -> dict[str, Any]:
+    def whole(self, index: int, text: str, reason: str, logprobs: Logprobs | None = None) -> dict[str, Any]:
         """See `Shape.whole`."""
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": reason}
+        told = None if logprobs is None else chat_logprobs(logprobs)
+        return {"index": index, "message": message, "logprobs": told, "finish_reason": reason}
 
     @staticmethod
     def _streamed(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
@@ -72,17 +78,19 @@ class TextShape:
         """See `Shape.opening`."""
         return None
 
-    def piece(self, index: int, text: str) -> dict[str, Any]:
+    def piece(self, index: int, text: str, logprobs: Logprobs | None = None) -> dict[str, Any]:
         """See `Shape.piece`."""
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        told = None if logprobs is None else text_logprobs(logprobs)
+        return {"index": index, "text": text, "logprobs": told, "finish_reason": None}
 
     def ending(self, index: int, reason: str) -> dict[str, Any]:
         """See `Shape.ending`."""
         return self.whole(index, "", reason)
 
-    def whole(self, index: int, text: str, reason: str) -> dict[str, Any]:
+    def whole(self, index: int, text: str, reason: str, logprobs: Logprobs | None = None) -> dict[str, Any]:
         """See `Shape.whole`."""
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+        told = None if logprobs is None else text_logprobs(logprobs)
+        return {"index": index, "text": text, "logprobs": told, "finish_reason": reason}
 
 
 def usage_body(usages: list[Usage]) -> dict[str, Any]:

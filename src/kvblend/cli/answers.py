@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from kvblend.actors.messages import Delta, Finished, StreamEvent, Usage
+from kvblend.actors.messages import Delta, Finished, StreamEvent, TokenLogprob, Usage
 from kvblend.cli.failures import CommandError
 
 _FIGURES = (
@@ -29,12 +29,13 @@ _FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer. `token_ids` are those of the text, as far as the server gave them."""
+    """A whole answer. `token_ids` are those of the text, as far as the server gave them; `logprobs` where asked for."""
 
     text: str
     token_ids: tuple[int, ...]
     usage: Usage
     finish_reason: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def fields(self) -> dict[str, Any]:
         """The object `kvblend ask --json` prints."""
@@ -44,25 +45,33 @@ class Answer:
         if self.usage.loading.load_ms:
             loading = dataclasses.asdict(self.usage.loading)
             figures |= {"recompute_ratio": self.usage.recompute_ratio, "loading": loading}
-        return {"text": self.text, **figures, "finish_reason": self.finish_reason}
+        told = {"logprobs": [_logprob_fields(one) for one in self.logprobs]} if self.logprobs else {}
+        return {"text": self.text, **figures, **told, "finish_reason": self.finish_reason}
 
 
 async def read_answer(events: AsyncIterator[StreamEvent], on_text: Callable[[str], None] | None = None) -> Answer:
     """Read to the end, handing each piece of text on as it comes. CommandError if there is no end."""
     pieces: list[str] = []
     token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
     end: Finished | None = None
     async for event in events:
         if isinstance(event, Delta):
             pieces.append(event.text)
             token_ids += event.token_ids
+            logprobs += event.logprobs
             if on_text is not None:
                 on_text(event.text)
         elif isinstance(event, Finished):
             end = event
     if end is None:
         raise CommandError("the answer ended without its figures")
-    return Answer("".join(pieces), tuple(token_ids), end.usage, end.reason)
+    return Answer("".join(pieces), tuple(token_ids), end.usage, end.reason, tuple(logprobs))
+
+
+def _logprob_fields(one: TokenLogprob) -> dict[str, Any]:
+    top = {"top": [_logprob_fields(other) for other in one.top]} if one.top else {}
+    return {"token_id": one.token_id, "token": one.token, "logprob": one.logprob, **top}
 
 
 def figures_table(answer: Answer) -> Table:

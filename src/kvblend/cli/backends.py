@@ -22,7 +22,7 @@ from kvblend.actors.messages import (
 )
 from kvblend.api.client import AsyncClient
 from kvblend.api.client.client import split_batches
-from kvblend.api.client.wire import DocumentLike, create_frame, document_fields
+from kvblend.api.client.wire import DocumentLike, SamplingOptions, create_frame, document_fields
 from kvblend.api.server.limits import ApiLimits
 from kvblend.api.server.requests import Create, parse_frame
 from kvblend.cli.config.layers import API_KEY
@@ -35,6 +35,14 @@ if TYPE_CHECKING:
     from kvblend.actors.system import System
 
 Progress = Callable[[int, int], None]
+
+
+class SamplingFields(SamplingOptions, total=False):
+    """All of how tokens are chosen but the temperature; None is left to the server."""
+
+    top_p: float | None
+    seed: int | None
+    stop: Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,7 @@ class Question:
     temperature: float = 0.0
     blend: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
+    sampling: SamplingFields = field(default_factory=SamplingFields)
 
     def names(self) -> dict[str, str]:
         """What the user calls the fields of the request: flags, and the documents' files."""
@@ -72,9 +81,9 @@ class Backend(Protocol):
 
 def check_question(question: Question, model: str) -> Generate:
     """The request as a server would read it; RequestError for bad input, before any model is loaded."""
-    fields = {name: getattr(question, name) for name in Question.__slots__ if name != "files"}
+    fields = {name: getattr(question, name) for name in Question.__slots__ if name not in ("files", "sampling")}
     with naming(question.names()):
-        return _parse(create_frame(**fields), model)
+        return _parse(create_frame(**fields, **question.sampling), model)
 
 
 class LocalBackend:
@@ -138,6 +147,7 @@ class RemoteBackend:
             mode=cast(Mode, question.mode),
             recompute_ratio=question.recompute_ratio,
             blend=question.blend,
+            **question.sampling,
         )
         with naming(question.names()):
             async with generation:

@@ -19,21 +19,21 @@ def read_key_file(path: Path) -> list[Tenant]:
     return _parse(path, _read(path))
 
 
-def add_key(path: Path, name: str) -> tuple[Tenant, str]:
+def add_key(path: Path, name: str, *, operator: bool = False) -> tuple[Tenant, str]:
     """A new tenant, and its key; the file is made if it is missing. BadInput where there is one of this name."""
     text = _read(path) if path.exists() else HEAD
     if any(tenant.name == name for tenant in _parse(path, text)):
         raise BadInput(f"{path} has a key called {name}; a new key for the same tenant: kvblend keys rotate {name}")
-    tenant, key = _issue(name)
+    tenant, key = _issue(name, None, operator=operator)
     _write(path, f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{tenant.entry}\n")
     return tenant, key
 
 
 def rotate_key(path: Path, name: str) -> tuple[Tenant, str]:
-    """A new key for a tenant, whose chunks stay its own. BadInput where there is none of this name."""
+    """A new key for a tenant, whose chunks and role stay its own. BadInput where there is none of this name."""
     text = _read(path)
     old = _find(path, text, name)
-    tenant, key = _issue(name, old.id)
+    tenant, key = _issue(name, old.id, operator=old.operator)
     _write(path, _edit(path, text, name, lambda _line: f"{tenant.entry}\n"))
     return tenant, key
 
@@ -46,9 +46,9 @@ def remove_key(path: Path, name: str) -> Tenant:
     return tenant
 
 
-def _issue(name: str, tenant_id: str | None = None) -> tuple[Tenant, str]:
+def _issue(name: str, tenant_id: str | None, *, operator: bool) -> tuple[Tenant, str]:
     try:
-        return issue(name, tenant_id)
+        return issue(name, tenant_id, operator=operator)
     except ValueError as error:
         raise BadInput(str(error)) from None
 

@@ -25,11 +25,15 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Letters, digi
 @keys.command()
 @reported
 @with_settings("keys_file")
-def add(given: Flags, name: NameArgument) -> None:
+def add(
+    given: Flags,
+    name: NameArgument,
+    operator: Annotated[bool, typer.Option("--operator", help="This key may read /metrics, of all tenants.")] = False,
+) -> None:
     """Make a key for a new tenant and print it, this once; only its hash is kept."""
     from kvblend.cli.key_file import add_key
 
-    _, key = add_key(_path(given.resolve()), name)
+    _, key = add_key(_path(given.resolve()), name, operator=operator)
     typer.echo(key)
 
 
@@ -67,12 +71,15 @@ def list_keys(
     from kvblend.cli.key_file import read_key_file
 
     found = given.resolve()
-    rows = [{"name": tenant.name, "tenant": _tag(found, tenant.id)} for tenant in read_key_file(_path(found))]
+    rows: list[dict[str, object]] = [
+        {"name": tenant.name, "tenant": _tag(found, tenant.id), "operator": tenant.operator}
+        for tenant in read_key_file(_path(found))
+    ]
     if as_json:
         typer.echo(json.dumps({"keys": rows}))
         return
     for row in rows:
-        typer.echo(f"{row['tenant']}  {row['name']}")
+        typer.echo(f"{row['tenant']}  {row['name']}{'  operator' if row['operator'] else ''}")
 
 
 def _path(found: Configuration) -> Path:
