@@ -22,7 +22,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-pytest_plugins = ["redis_server", "remote_rig"]
+pytest_plugins = ["browser", "redis_server", "remote_rig"]
 
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 STRESS_FACTOR = 40
@@ -37,6 +37,7 @@ KEPT_FONTS = "/matplotlib/mpl-data/fonts/"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--stress", action="store_true", help="full crash loops, soaks and fuzz runs")
+    parser.addoption("--fuzz", type=int, help="how many hostile frames and requests (1,000; 200,000 with --stress)")
     parser.addoption("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop of the async tests")
 
 

@@ -27,7 +27,10 @@ class Room:
 
 
 PICKLES = ("pickle", "marshal", "shelve")
-LEAF = Room(("actors.errors", "engine.selectors.spec"), forbidden=("asyncio", "threading", "os", "socket", *PICKLES))
+LEAF = Room(
+    ("actors.errors", "engine.selectors.spec", "engine.logprobs"),
+    forbidden=("asyncio", "threading", "os", "socket", *PICKLES),
+)
 WAITING = ("asyncio", "threading", "multiprocessing", "concurrent", "socket", "subprocess")
 CORE_FORBIDDEN = (*WAITING, *PICKLES, "time", "datetime", "random", "secrets", "uuid", "os", "io", "pathlib", "logging")
 API_OURS = tuple(f"actors.{name}" for name in ("messages", "streams", "system", "errors", "settings"))
@@ -44,6 +47,7 @@ IMPORTS: dict[str, Room] = {
         (*WAITING, *PICKLES, "time", "random"),
     ),
     "engine/selectors/spec.py": Room((), (), (*WAITING, *PICKLES, "os", "time", "random")),
+    "engine/logprobs.py": Room((), (), (*WAITING, *PICKLES, "os", "time", "random")),
     "store": Room(("store",), ("aiofiles", "msgpack", "blake3", "redis"), ("socket", "subprocess", "random", *PICKLES)),
     "actors": Room(("actors", "engine", "store"), (), ("socket", "json", "subprocess", *PICKLES)),
     "actors/core": Room(

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvblend.actors.messages import Accepted, Delta, Finished, LoadingDecision, StreamEvent, Usage
+from kvblend.actors.messages import Accepted, Delta, Finished, LoadingDecision, StreamEvent, TokenLogprob, Usage
 from kvblend.cli.answers import Answer, equal_start, read_answer
 from kvblend.cli.failures import CommandError
 
@@ -25,6 +25,16 @@ async def test_text_ids_and_figures_are_collected() -> None:
         events(Accepted("r", "m"), Delta("r", "a", (1,)), Delta("r", "b", (2, 3)), Finished("r", "length", USAGE))
     )
     assert read == Answer("ab", (1, 2, 3), USAGE, "length")
+
+
+async def test_log_probabilities_are_shown_where_there_are_any() -> None:
+    top = (TokenLogprob(1, -0.1, "a", b"a"),)
+    said = (TokenLogprob(1, -0.1, "a", b"a", top), TokenLogprob(2, -2.0, "<end>"))
+    read = await read_answer(events(Delta("r", "a", (1, 2), said), Finished("r", "stop", USAGE)))
+    assert read.fields()["logprobs"] == [
+        {"token_id": 1, "token": "a", "logprob": -0.1, "top": [{"token_id": 1, "token": "a", "logprob": -0.1}]},
+        {"token_id": 2, "token": "<end>", "logprob": -2.0},
+    ]
 
 
 async def test_text_is_handed_on_as_it_comes() -> None:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvblend.actors.errors import RequestError
-from kvblend.actors.messages import SelectionOptions
+from kvblend.actors.messages import Sampling, SelectionOptions
 from kvblend.cli.app import app
 from tests.api.scripted import ScriptedSystem, serving
 
@@ -34,6 +34,37 @@ def test_the_flags_reach_the_request(local_system: list[Any], model_folder: Path
     assert (request.sampling.max_tokens, request.sampling.temperature) == (9, 0.5)
 
 
+def test_sampling_flags_reach_the_request(local_system: list[Any], model_folder: Path) -> None:
+    flags = (
+        *("--top-p", 0.9, "--top-k", 5, "--min-p", 0.1, "--repetition-penalty", 1.2, "--presence-penalty", 0.5),
+        *("--frequency-penalty", -0.5, "--seed", 7, "--stop", "a", "--stop", "b", "--stop-token-id", 9),
+        *("--min-tokens", 2, "--ignore-eos", "--logprobs", 3, "--json"),
+    )
+    result = invoke("--model", model_folder, "--query", "what?", *flags)
+    assert result.exit_code == 0, result.output
+    assert local_system[0][0].requests[0].sampling == Sampling(
+        top_p=0.9,
+        seed=7,
+        stop=("a", "b"),
+        top_k=5,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        stop_token_ids=(9,),
+        ignore_eos=True,
+        min_tokens=2,
+        logprobs=3,
+    )
+
+
+async def test_sampling_flags_reach_a_server(cache: Path) -> None:
+    async with serving(ScriptedSystem()) as server:
+        flags = ("--url", server.url, "--query", "what?", "--top-k", "4", "--seed", "3")
+        await asyncio.to_thread(invoke, *flags)
+        assert server.system.requests[0].sampling == Sampling(top_k=4, seed=3)
+
+
 def test_the_default_store_is_in_the_cache_folder(local_system: list[Any], model_folder: Path, cache: Path) -> None:
     invoke("--model", model_folder, "--query", "what?")
     assert local_system[0][1].store == cache / "store"
@@ -51,6 +82,11 @@ def test_the_default_store_is_in_the_cache_folder(local_system: list[Any], model
         (("--query", "q", "--blend", "thresholds=1", "--recompute-ratio", "0.1"), "give one of recompute_ratio and"),
         (("--query", "q", "--url", "ws://h", "--blend", "span=0"), "error: --blend span is 0"),
         (("--query", "q", "--max-tokens", "0"), "error: --max-tokens is 0"),
+        (("--query", "q", "--min-p", "2"), "error: --min-p is 2"),
+        (("--query", "q", "--min-tokens", "200"), "error: --min-tokens is 200; the longest answer has 128"),
+        (("--query", "q", "--stop-token-id", "-1"), "error: --stop-token-id is -1"),
+        (("--query", "q", "--logprobs", "3"), "error: --logprobs needs --json"),
+        (("--query", "q", "--logprobs", "30", "--json"), "error: --logprobs is 30"),
         (("--query", "q", "--model", "nothing-here"), "neither a known name"),
         (("--query", "q", "--chunk-file", "nothing-here"), "cannot read nothing-here"),
         (("--query", "q", "--url", "ws://h", "--store", "s"), "--store is of no use with --url"),

@@ -40,12 +40,24 @@ def test_rotate_and_remove(file: Path) -> None:
     assert read_key_file(file) == []
 
 
+def test_an_operator_stays_one(file: Path) -> None:
+    for name, flags in (("watch", ("--operator",)), ("alice", ())):
+        assert keys("add", name, *flags, "--keys-file", str(file)).exit_code == 0
+    assert keys("rotate", "watch", "--keys-file", str(file)).exit_code == 0
+    assert [tenant.operator for tenant in read_key_file(file)] == [True, False]
+    assert [line.split()[1:] for line in keys("list", "--keys-file", str(file)).stdout.splitlines()] == [
+        ["watch", "operator"],
+        ["alice"],
+    ]
+
+
 def test_the_list_names_the_tag_of_the_tenants_chunks(file: Path) -> None:
     keys("add", "alice", "--keys-file", str(file))
     (tenant,) = read_key_file(file)
     for salt in ("", "s"):
         shown = json.loads(keys("list", "--json", "--keys-file", str(file), "--salt", salt).stdout)
-        assert shown == {"keys": [{"name": "alice", "tenant": tenant_tag(f"{salt}/tenant:{tenant.id}")}]}
+        tag = tenant_tag(f"{salt}/tenant:{tenant.id}")
+        assert shown == {"keys": [{"name": "alice", "tenant": tag, "operator": False}]}
     assert tenant_tag(f"/tenant:{tenant.id}") in keys("remove", "alice", "--keys-file", str(file)).stdout
 
 

@@ -128,7 +128,11 @@ def test_damage_repaired_exits_with_0(root: Path) -> None:
     flip_byte(ONE.path(root), 4096)
     result = invoke("check", root, "--repair")
     assert (result.exit_code, "set aside" in result.stdout) == (0, True)
-    assert fields("stats", root)["set_aside"] == 1
+    aside = fields("stats", root)
+    assert (aside["set_aside"], aside["set_aside_bytes"]) == (
+        1,
+        (root / "damaged" / f"{ONE.key.id}.kvc").stat().st_size,
+    )
 
 
 def test_evicting_needs_to_know_what(root: Path) -> None:
