@@ -22,7 +22,7 @@ TEXTS = (
     "in winter the ice held the wheel fast and the town was silent until the thaw came down the valley. " * 2,
     "the mayor kept the key of the sluice and let nobody near it, not even the miller himself. " * 2,
 )
-# random weights have no quality that a gate could judge, and tests that say nothing else want exact chunks and every slot
+# random weights have no quality that a gate could judge; tests that say nothing else want exact chunks and every slot
 # given back
 SETTINGS: dict[str, Any] = {
     "system": "be brief.",
