@@ -112,10 +112,12 @@ class Troupe:
     def figures(self) -> dict[str, object]:
         """Queue, KV slots and actors, for `/ready`."""
         state = self._state
+        kept = state.continuing.kept.pages
         return {
             "jobs": len(state.entries),
             "sequences": state.num_running,
-            "kv_tokens_used": state.pages_used * PAGE_TOKENS,
+            "kv_tokens_used": (state.pages_used - kept) * PAGE_TOKENS,
+            "kv_tokens_kept": kept * PAGE_TOKENS,
             "parity_failures": state.parity_failures,
             "actors": {name: _plain(figures) for name, figures in self._supervisor.statistics().items()},
         }
@@ -123,11 +125,12 @@ class Troupe:
     def numbers(self) -> dict[str, dict[str, float]]:
         """What runs and waits (`engine`), and each actor's mailbox depth and restarts (`actors`: `name.depth`)."""
         state = self._state
-        running = state.num_running
+        running, kept = state.num_running, state.continuing.kept.pages
         engine: dict[str, float] = {
             "num_requests_running": running,
             "num_requests_waiting": len(state.entries) - running,
-            "kv_tokens_used": state.pages_used * PAGE_TOKENS,
+            "kv_tokens_used": (state.pages_used - kept) * PAGE_TOKENS,
+            "kv_tokens_kept": kept * PAGE_TOKENS,
         }
         if state.lever.floor is not None:
             engine["ratio_lever"] = state.lever.level

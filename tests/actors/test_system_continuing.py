@@ -44,6 +44,8 @@ async def test_a_turn_over_a_blended_context_computes_only_what_is_new(tiny_mode
         first, blended = await answer(system, "first", TEXTS)
         _, end = await next_answer(system, "next", first)
         _, exact = await next_answer(system, "exact", first, mode="prefix")
+        assert system.ready().details["kv_tokens_used"] == 0
+        assert int(str(system.ready().details["kv_tokens_kept"])) > end.usage.prompt_tokens
     assert blended.usage.tokens_recomputed > 0
     usage = end.usage
     assert usage.tiers == {"device": len(TEXTS)}

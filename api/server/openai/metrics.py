@@ -135,7 +135,8 @@ class _State(Collector):
         for name, text in (
             ("num_requests_running", "Requests in the engine."),
             ("num_requests_waiting", "Requests that wait to be admitted."),
-            ("kv_tokens_used", "KV slots in use."),
+            ("kv_tokens_used", "KV slots of running requests."),
+            ("kv_tokens_kept", "KV slots that finished answers keep for the next turn."),
             ("ratio_lever", "How far load presses the recompute ratio towards its floor, 0 to 1."),
         ):
             if name in engine:
