@@ -61,6 +61,8 @@ class Admission:
         waiting = [e for e in state.entries.values() if e.job.kind == "generate" and e.phase is Phase.QUEUED]
         queued = [entry for entry in waiting if not entry.pages]
         ahead = state.ordering.ahead_of(Entry(job, at_s), queued, at_s)
+        if not ahead and not state.num_running:
+            return None  # nothing else teaches a server, refused by an old figure, that it could do it
         wait_s = state.forecast.first_token_s(job, state.running(), ahead)
         if wait_s is None or wait_s * (1.0 - MARGIN) <= left_s:
             return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.entry import Continued, Entry
-from kvblend.actors.core.kept import Kept, KeptSequences, Origin
+from kvblend.actors.core.kept import LOOSE_TOKENS, Kept, KeptSequences, Origin
 from kvblend.actors.core.planning import Decision
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
 
@@ -60,9 +60,12 @@ class Continuing:
         if found is None or any(segment.end > found[1] for segment in chunks):
             return None
         kept, tokens = found
+        if tokens < _exact_tokens(entry):
+            return None  # what is stored and exact here goes further
         layout = PromptLayout.of([(SegmentKind.CHUNK, ids[:tokens]), (SegmentKind.QUESTION, ids[tokens:])])
         entry.job = replace(job, layout=layout, keys=(ev.SegmentKeys(), ev.SegmentKeys()))
-        entry.continued = Continued(kept.request_id, tokens, len(chunks), kept.origin)
+        turns = tuple(turn for turn in kept.turns if turn <= tokens + LOOSE_TOKENS)
+        entry.continued = Continued(kept.request_id, tokens, len(chunks), kept.origin, turns)
         entry.hits = ()
         how = "exact" if kept.origin.blend is None else "as it was blended"
         note = f"the next turn of a conversation: the KV of its first {tokens} tokens was kept, {how}"
@@ -83,10 +86,24 @@ def _kept(entry: Entry) -> Kept | None:
     if job.kind != "generate" or entry.decision is None or entry.prefill is None or not entry.output_ids:
         return None
     origin = _asked(entry)
+    turns: tuple[int, ...] = (job.layout.num_tokens,)
     if entry.continued is not None:
-        origin = entry.continued.origin
+        origin, turns = entry.continued.origin, (*entry.continued.turns, *turns)
     elif not entry.decision.plan.count(Reuse.CACHED):
         origin = replace(origin, blend=None)
+    # nobody asks for the ratio that load pressed it to, and a bound for one question is none for the next
+    if origin.blend is not None and (entry.loading.ratio_lowered_from is not None or job.options.max_kl is not None):
+        return None
     # the last token was sampled and never computed
     ids = (*job.layout.token_ids, *entry.output_ids[:-1])
-    return Kept(entry.request_id, ids, job.layout.num_tokens, origin, entry.pages)
+    return Kept(entry.request_id, ids, turns, origin, entry.pages)
+
+
+def _exact_tokens(entry: Entry) -> int:
+    """How far the leading run of exact hits reaches."""
+    exact, end = {hit.segment for hit in entry.hits if hit.exact}, 0
+    for index, segment in enumerate(entry.job.layout.segments):
+        if index not in exact:
+            return end
+        end = segment.end
+    return end

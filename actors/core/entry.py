@@ -18,12 +18,16 @@ from kvblend.store.keys import ChunkKey
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """The kept sequence that a prompt began with: how many of its tokens, the chunks among them, and whose KV it is."""
+    """The kept sequence that a prompt began with: how many of its tokens, the chunks among them, and whose KV it is.
+
+    `turns` are the lengths of the prompts answered within these tokens.
+    """
 
     request_id: str
     tokens: int
     chunks: int
     origin: Origin
+    turns: tuple[int, ...]
 
 
 EndKind = Literal["cancelled", "deadline", "fault"]

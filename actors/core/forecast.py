@@ -39,7 +39,9 @@ class Forecast:
         self._load_s = Mean()
 
     def note_prompt(self, entry: Entry) -> None:
-        """Its prompt is computed; `device_ms` is what that took."""
+        """Its prompt is computed; `device_ms` is what that took. What went on from kept KV says nothing of others."""
+        if entry.continued is not None:
+            return
         mean = self._prompt_s.setdefault(_kind(entry.job), Mean())
         mean.note(1e-3 * entry.device_ms / max(1, entry.job.layout.num_tokens))
 
@@ -75,14 +77,18 @@ class Forecast:
         if self.prompt_s(job) is None:
             return None
         wait_s, places = 0.0, self._max_num_seqs - len(ahead)
+        answer_s, left = self._answer_s.value or 0.0, []
         for entry in running:
             places -= 1
+            left.append(max(0.0, answer_s - 1e-3 * entry.decode_ms))
             if entry.prefill is None and entry.phase is not Phase.DECODING and entry.job.kind == "generate":
                 wait_s += max(0.0, (self.prompt_s(entry.job) or 0.0) - 1e-3 * entry.device_ms)
         wait_s += sum(self.prompt_s(entry.job) or 0.0 for entry in ahead)
         # with k places too few, k + 1 must get free
         must_end = max(0, 1 - places)
-        return wait_s + must_end * (self._answer_s.value or 0.0) + self.alone_s(job)
+        # first those that run, as far as they are; then those that have not begun
+        ends_s = [*sorted(left), *[answer_s] * len(ahead)][:must_end]
+        return wait_s + sum(ends_s) + self.alone_s(job)
 
 
 def _kind(job: Job) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kvblend.actors.messages import BlendOptions
 
 Ids = tuple[int, ...]
-# where an answer's text is tokenised anew, behind the prompt it answered, the last tokens of that prompt may differ
-LOOSE_TOKENS = 8
+# where an answer's text is tokenised anew, behind the prompt it answered, the last token of that prompt may differ
+LOOSE_TOKENS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Origin:
 class Kept:
     """One sequence: `token_ids` have their KV in the slots that the device knows as `request_id`'s.
 
-    The first `prompt_tokens` were its prompt, the others are of its answer.
+    `turns` are the lengths of the prompts that it answered, one after the other; behind each stands an answer.
     """
 
     request_id: str
     token_ids: Ids
-    prompt_tokens: int
+    turns: tuple[int, ...]
     origin: Origin
     pages: int
 
@@ -71,15 +71,16 @@ class KeptSequences:
     def find(self, origins: Sequence[Origin], token_ids: Ids) -> tuple[Kept, int] | None:
         """The kept sequence that `token_ids` continue the furthest, and how many tokens they share.
 
-        A prompt continues another that it is longer than and begins with, but for its last few tokens. What is found
-        counts as used.
+        A prompt continues another that it is longer than and begins with, but for its last token; or an earlier turn of
+        it. What is found counts as used.
         """
         best: tuple[Kept, int] | None = None
         for kept in self:
-            if kept.origin not in origins or len(token_ids) <= kept.prompt_tokens:
+            if kept.origin not in origins:
                 continue
             length = min(_common(kept.token_ids, token_ids), len(token_ids) - 1)
-            if length >= max(1, kept.prompt_tokens - LOOSE_TOKENS) and (best is None or length > best[1]):
+            answered = any(length >= max(1, turn - LOOSE_TOKENS) and len(token_ids) > turn for turn in kept.turns)
+            if answered and (best is None or length > best[1]):
                 best = kept, length
         if best is not None:
             self._kept[best[0].request_id] = self._kept.pop(best[0].request_id)

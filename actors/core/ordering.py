@@ -100,8 +100,8 @@ class Ordering:
         had = max(self._had.get(client, 0.0), self._level)
         if not self._passed_by(entry):
             self._level = had
-        self._had[client] = had + entry.job.tokens_max
         if not entry.turn:
+            self._had[client] = had + entry.job.tokens_max
             self._turns += 1
             entry.turn = self._turns
         entry.overtaken = 0

@@ -173,3 +173,23 @@ def test_nothing_is_kept_where_nothing_may_be() -> None:
     answer(subject, generate("r", A))
     assert subject.of(ev.FreeSequence) == [ev.FreeSequence("r")]
     assert subject.state.pages_used == 0
+
+
+def test_what_is_stored_and_exact_goes_before_what_was_kept_where_it_reaches_further() -> None:
+    subject = driver()
+    answer(subject, generate("r", max_tokens=4))
+    (kept,) = subject.state.continuing.kept
+    subject.state.continuing.kept.drop(kept.request_id)
+    subject.state.continuing.kept.keep(replace(kept, token_ids=kept.token_ids[:1], turns=(1,)))
+    assert started(subject, next_turn("next"), (0,)).continues is None
+
+
+def test_kv_of_a_ratio_that_load_had_lowered_is_not_kept() -> None:
+    subject = driver(ratio_lever_floor=0.1)
+    subject.begin(generate("r", A, B), (0,), (1, 2))
+    entry = subject.entry()
+    entry.loading = replace(entry.loading, ratio_lowered_from=0.5)
+    subject.step(result("r", "sampled", prefill=REPORT))
+    for _ in range(3):
+        subject.step(result("r", "sampled"))
+    assert subject.of(ev.FreeSequence) == [ev.FreeSequence("r")]

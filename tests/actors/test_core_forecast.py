@@ -10,6 +10,7 @@ from core_driver import REPORT, A, B, Driver, generate, result, store
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.entry import Entry
 from kvblend.actors.core.forecast import Forecast, Mean
+from kvblend.actors.core.lifecycle import Phase
 from kvblend.actors.messages import Failed
 
 JOB = generate("r", A, mode="full")
@@ -77,12 +78,30 @@ def taught_driver() -> Driver:
 
 def test_a_request_that_would_be_late_is_refused_and_holds_nothing() -> None:
     driver = taught_driver()
+    driver.submit(replace(JOB, request_id="running"))
     driver.submit(replace(JOB, deadline_ms=700.0))
     end = driver.terminal()
     assert isinstance(end, Failed)
     assert end.code == "overloaded"
-    assert end.message == "deadline_ms is 700; the first token is expected in 1000 ms, behind 0 waiting requests"
-    assert driver.state.idle
+    assert end.message == "deadline_ms is 700; the first token is expected in 2000 ms, behind 0 waiting requests"
+    assert list(driver.state.entries) == ["running"]
+
+
+def test_an_idle_server_refuses_nobody_and_so_learns_better() -> None:
+    driver = taught_driver()
+    driver.submit(replace(JOB, deadline_ms=1.0))
+    assert driver.looked_up_ids() == ["r"]
+
+
+def test_answers_that_run_are_nearer_their_end_than_those_that_have_not_begun() -> None:
+    forecast, running = taught(), done(0.0)
+    running.phase, running.prefill, running.decode_ms = Phase.DECODING, REPORT, 400.0
+    begun = forecast.first_token_s(JOB, [running, running], ())
+    running.decode_ms = 0.0
+    fresh = forecast.first_token_s(JOB, [running, running], ())
+    assert begun is not None
+    assert fresh is not None
+    assert begun == pytest.approx(fresh - 0.4)
 
 
 def test_one_that_might_just_be_in_time_is_taken() -> None:

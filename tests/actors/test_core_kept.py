@@ -14,7 +14,7 @@ BLENDED = Origin("", blend=(0.15, BlendOptions()))
 
 
 def kept(name: str, ids: tuple[int, ...], origin: Origin = EXACT, pages: int = 1, prompt: int = 1) -> Kept:
-    return Kept(name, ids, prompt, origin, pages)
+    return Kept(name, ids, (prompt,), origin, pages)
 
 
 def found(sequences: KeptSequences, ids: tuple[int, ...], *origins: Origin) -> tuple[str, int] | None:
@@ -42,12 +42,18 @@ def test_another_question_over_the_same_beginning_continues_nothing() -> None:
     assert found(sequences, (*context, *range(300, 330))) is None
 
 
-def test_the_last_tokens_of_the_prompt_may_be_tokenised_anew() -> None:
+def test_the_last_token_of_the_prompt_may_be_tokenised_anew() -> None:
     sequences = KeptSequences(8)
     prompt = tuple(range(100))
     sequences.keep(kept("asked", (*prompt, 7, 7), prompt=100))
     assert found(sequences, (*prompt[:99], 500, 501, 502)) == ("asked", 99)
-    assert found(sequences, (*prompt[:91], *range(500, 520))) is None
+    assert found(sequences, (*prompt[:98], *range(500, 520))) is None
+
+
+def test_another_message_behind_an_earlier_turn_continues_that_turn() -> None:
+    sequences = KeptSequences(8)
+    sequences.keep(Kept("second", tuple(range(60)), (20, 40), EXACT, 1))
+    assert found(sequences, (*range(25), *range(500, 520))) == ("second", 25)
 
 
 def test_one_token_is_always_left_to_compute() -> None:
