@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
 from pathlib import Path
 from typing import NamedTuple
+
+log = logging.getLogger("kvblend.store")
 
 FILES_MAX = 64
 BYTES_MAX = 256 << 20
@@ -33,7 +36,7 @@ def trim_aside(folder: Path, bytes_max: int = BYTES_MAX, files_max: int = FILES_
     """Remove the files that were set aside longest ago, until those left keep both limits; what is left.
 
     A file that cannot be removed stays and counts; folders and links do not count. OSError where it cannot be listed,
-    but nothing for one that is not there.
+    but nothing for one that is not there, and, with a warning, for what is no folder or a link to one.
     """
     files = _list(folder)
     left = _sum(files)
@@ -62,6 +65,9 @@ def _list(folder: Path) -> list[tuple[int, int, Path]]:
     """
     found: list[tuple[int, int, Path]] = []
     try:
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            log.warning("%s is not a folder of its own: it is left alone, and no damaged file is kept there", folder)
+            return []
         with os.scandir(folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 
+from kvblend.store.disk import DiskTier
 from kvblend.store.errors import ChunkDamaged, StoreWriteFailed
 from kvblend.store.opening import Opener
 from kvblend.store.pool import PoolEntry
@@ -105,7 +106,7 @@ class TierCopies:
         row = shelf.index.get(digest)
         if row is None or row.remote == "there":
             return True
-        if row.remote == "unknown" and await self._is_there(shelf.remote, digest):
+        if row.remote == "unknown" and await self._is_there(shelf.remote, shelf.disk, digest):
             row.remote = "there"
             return True
         if await self._upload(digest) or shelf.index.get(digest) is not row:
@@ -146,10 +147,12 @@ class TierCopies:
         finally:
             self._uploading = self._current = None
 
-    async def _is_there(self, remote: LowerTier, digest: bytes) -> bool:
+    async def _is_there(self, remote: LowerTier, disk: DiskTier | None, digest: bytes) -> bool:
+        """Whether the remote tier has what the disk has, and not an older version of the chunk."""
         try:
-            return await remote.fetch_header(digest) is not None
-        except Exception as error:  # whatever a remote tier does: the copy is made, or fails, next
+            copy = await remote.fetch_header(digest)
+            return copy is not None and disk is not None and copy.layers == (await disk.read_header(digest)).layers
+        except Exception as error:  # whatever a tier does: the copy is made, or fails, next
             log.debug("chunk %s could not be looked up in the remote tier: %s", digest.hex(), error)
             return False
 

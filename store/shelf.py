@@ -54,7 +54,7 @@ class Shelf:
         # known until the last who waits for one has gone on: a chunk may go behind its header's arrival as well
         self.openings: WeakValueDictionary[bytes, Opening] = WeakValueDictionary()
         self.leaving: set[bytes] = set()
-        """Chunks that are being deleted: nobody may fetch them anew from wherever they still are."""
+        """Chunks that are being deleted or replaced: nobody may fetch them anew from wherever they still are."""
         # held by whoever changes where a chunk lies; a lock lives as long as somebody holds or awaits it
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
@@ -81,6 +81,10 @@ class Shelf:
     def withdraw(self, digest: bytes) -> None:
         """Forget a chunk in memory; who has leased it keeps what is there."""
         self.pool.drop(digest)
+        self.outdate(digest)
+
+    def outdate(self, digest: bytes) -> None:
+        """Have nobody use a header of the chunk that is on its way."""
         opening = self.openings.pop(digest, None)
         if opening is not None:
             opening.stale = True  # it reads the header of what goes, not of what may follow

@@ -142,10 +142,8 @@ class DiskSpace:
         SpillFailed stays listed; others are tried, and it again after a pause.
         Raises StoreWriteFailed naming chunk `name` and the limit, with no room taken.
         """
-        for limit_name, limit in (
-            ("disk_bytes_budget", self.bytes_budget),
-            ("tenant_bytes_max", self.tenant_bytes_max),
-        ):
+        limits = ("disk_bytes_budget", self.bytes_budget), ("tenant_bytes_max", self.tenant_bytes_max)
+        for limit_name, limit in limits:
             if limit is not None and num_bytes > limit:
                 raise StoreWriteFailed(f"chunk {name} takes {num_bytes} bytes; {limit_name} is {limit}")
         end_s = asyncio.get_running_loop().time() + wait_s
@@ -165,9 +163,15 @@ class DiskSpace:
                         raise StoreWriteFailed(f"no room for chunk {name}: {failures} files could not be removed")
                 elif kept:
                     self._put_back(kept)
-                    if asyncio.get_running_loop().time() >= end_s:
+                    left_s = end_s - asyncio.get_running_loop().time()
+                    if left_s <= 0:
                         raise StoreWriteFailed(f"no room for chunk {name}: the remote tier does not take what would go")
-                    await self._wait(tenant, num_bytes, min(end_s, asyncio.get_running_loop().time() + pause_s))
+                    # by time alone: each attempt changes something, and two who heard of that would never rest
+                    self._take(tenant, -num_bytes)
+                    try:
+                        await asyncio.sleep(min(pause_s, left_s))
+                    finally:
+                        self._take(tenant, num_bytes)
                     pause_s *= 2
                 elif not await self._wait(tenant, num_bytes, end_s, tell_others=evicted > 0):
                     scope = stuck[0]

@@ -30,6 +30,7 @@ from kvblend.store.removing import Remover
 from kvblend.store.shelf import Shelf
 from kvblend.store.space import DiskSpace
 from kvblend.store.stats import Counts, StoreStats, count_stats
+from kvblend.store.tasks import TaskSet
 from kvblend.store.tiers import LowerTier, Tier
 from kvblend.store.writing import NewChunk, Writer
 
@@ -77,6 +78,7 @@ class ChunkStore:
         space = DiskSpace(index, limits.disk_bytes_budget, limits.disk_policy, limits.tenant_bytes_max)
         self._shelf = Shelf(disk, remote, index, space, self._pool, self._counts)
         self._tasks = self._shelf.tasks
+        self._changes = TaskSet()
         self._reader = LayerReader(self._pool, self._tasks, self._shelf.forget)
         self._opener = Opener(self._shelf, shape)
         self._remover = Remover(self._shelf, self._reader)
@@ -171,7 +173,7 @@ class ChunkStore:
         if self.contains(key) and not replace:
             return False
         work = self._writer.put(NewChunk(key, packed_ids, views, cost_s, replace, tier))
-        created = await self._tasks.run(work, f"store-put-{key.id[:12]}")
+        created = await self._changes.run(work, f"store-put-{key.id[:12]}")
         if created:
             self._copies.upload(key.digest, goes_first=tier == "remote")
         return created
@@ -212,7 +214,7 @@ class ChunkStore:
         digest = id_digest(chunk_id)
         if digest is None or (salt is not None and await self._find(chunk_id, salt) is None) or self._closing:
             return False
-        return await self._tasks.run(self._remover.delete(digest), f"store-delete-{chunk_id[:12]}")
+        return await self._changes.run(self._remover.delete(digest), f"store-delete-{chunk_id[:12]}")
 
     def probe(self, seconds_max: float) -> AsyncGenerator[Reading, None]:
         """Read a few stored chunks from each lower tier, for so many seconds at most, to see how fast it is."""
@@ -246,6 +248,8 @@ class ChunkStore:
     async def _close(self) -> None:
         # uploads read what is not in memory, so they come first
         await self._copies.close(UPLOADS_END_S)
+        # puts copy what leaves the disk for them, deletions read what is leased; nobody begins a new one
+        await self._changes.drain()
         self._reader.closed = self._opener.closed = True
         await self._tasks.drain()
         if self._shelf.remote is not None:

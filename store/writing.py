@@ -54,6 +54,8 @@ class Writer:
             except StoreWriteFailed:
                 self._shelf.counts.writes_failed += 1
                 raise
+            finally:
+                self._shelf.leaving.discard(digest)
             self._shelf.counts.writes += 1
             return True
 
@@ -94,13 +96,28 @@ class Writer:
         await self._remover.complete_leased(digest)
         self._shelf.withdraw(digest)
 
+    async def _spare_leased(self, digest: bytes) -> None:
+        """Have nobody read the remote tier's copy of a chunk any more; what is whole in memory stays until the end."""
+        shelf = self._shelf
+        shelf.leaving.add(digest)
+        await self._remover.complete_leased(digest)
+        shelf.outdate(digest)
+        pooled = shelf.pool.get(digest)
+        if pooled is not None and not pooled.is_ready:
+            shelf.pool.drop(digest)
+
     async def _store(self, chunk: NewChunk) -> None:
         shelf, (key, packed_ids, views, cost_s, *_) = self._shelf, chunk
         owned = [await self._copy(view) if view.readonly else view for view in views]
         entry = PoolEntry.filled(key, packed_ids, owned, cost_s)
+        if shelf.disk is None and shelf.remote is not None and chunk.replaces:
+            await self._spare_leased(key.digest)
         is_below = shelf.disk is not None or await self._write_remote(key, packed_ids, owned)
         if shelf.disk is not None:
             await self.write_disk(key, packed_ids, owned, cost_s, self._wait_s)
+            if chunk.replaces:
+                # those that came from the remote tier: the copy there is replaced once the lock is free
+                await self._remover.complete_leased(key.digest)
         elif not is_below and not await shelf.pool.wait_until_fits(entry.num_bytes, self._wait_s):
             raise StoreWriteFailed(
                 f"chunk {key.id} takes {entry.num_bytes} bytes; {shelf.pool.pinned_bytes} of the budget of "

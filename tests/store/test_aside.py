@@ -60,6 +60,25 @@ def test_links_and_folders_are_not_touched(tmp_path: Path) -> None:
     assert (tmp_path / "damaged" / "link.kvc").is_symlink()
 
 
+async def test_a_link_in_place_of_the_folder_is_not_followed(open_store: OpenStore, tmp_path: Path) -> None:
+    foreign = fill(tmp_path / "foreign", *[1] * (aside.FILES_MAX + 1))
+    await (await open_store(tmp_path / "store")).close()
+    (tmp_path / "store" / "damaged").symlink_to(tmp_path / "foreign")
+    store = await open_store(tmp_path / "store")
+    assert all(path.exists() for path in foreign)
+    assert store.stats().aside_files == 0
+
+
+async def test_a_file_in_place_of_the_folder_does_not_stop_the_start(
+    open_store: OpenStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await (await open_store(tmp_path)).close()
+    (tmp_path / "damaged").write_bytes(b"mine")
+    store = await open_store(tmp_path)
+    assert store.stats().aside_files == 0
+    assert "is not a folder of its own" in caplog.text
+
+
 @pytest.mark.parametrize(("budget", "room"), [(None, 256 << 20), (1 << 20, 1 << 16), (1 << 40, 256 << 20)])
 def test_with_a_small_budget_less_is_kept(budget: int | None, room: int) -> None:
     assert aside_bytes_max(budget) == room

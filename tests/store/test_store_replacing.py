@@ -12,6 +12,7 @@ from fake_remote import FakeRemote
 
 from kvblend.store.errors import StoreWriteFailed
 from kvblend.store.format import KVShape
+from kvblend.store.keys import pack_ids
 from kvblend.store.store import ChunkStore
 
 if TYPE_CHECKING:
@@ -180,3 +181,41 @@ async def test_the_remote_tier_gets_the_new_one(
     await replace(store, sample())
     await store.close()
     assert remote.chunks[sample().key.digest][1] == anew(sample())
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+async def test_a_lease_from_the_remote_tier_is_read_to_the_end(
+    open_store: OpenStore, sample: Make, shape: KVShape, tmp_path: Path, has_folder: bool
+) -> None:
+    remote = FakeRemote(shape)
+    remote.keep(sample().key, pack_ids(sample().ids), sample().layers)
+    store = await open_store(tmp_path if has_folder else None, remote=remote)
+    lease = await store.lease(sample().key, sample().ids)
+    assert lease is not None
+    with lease:
+        await lease.layer(0)
+        await replace(store, sample())
+        await store._copies.close(1.0)
+        assert remote.chunks[sample().key.digest][1] == anew(sample())
+        assert [bytes(await lease.layer(index)) for index in range(4)] == sample().layers
+    assert await served(store, sample()) == anew(sample())
+
+
+async def test_nobody_leases_the_remote_copy_while_it_is_replaced(
+    open_store: OpenStore, sample: Make, shape: KVShape
+) -> None:
+    remote = FakeRemote(shape)
+    remote.keep(sample().key, pack_ids(sample().ids), sample().layers)
+    store = await open_store(None, remote=remote)
+    remote.gate("fetch_header")
+    early = asyncio.create_task(store.lease(sample().key, sample().ids))
+    await remote.arrived("fetch_header")
+    remote.gate("write")
+    replacing = asyncio.create_task(replace(store, sample()))
+    await remote.arrived("write")
+    remote.open_gate("fetch_header")
+    leases = [await early, await store.lease(sample().key, sample().ids)]
+    remote.open_gate("write")
+    await replacing
+    assert leases == [None, None]
+    assert await served(store, sample()) == anew(sample())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,6 +98,18 @@ async def test_a_put_tries_again_until_its_time_is_over(
     assert sample(0).key.digest in remote.chunks
 
 
+async def test_two_puts_that_try_again_leave_each_other_their_pauses(
+    open_store: OpenStore, sample: Make, remote: FakeRemote, tmp_path: Path
+) -> None:
+    store = await open_store(tmp_path, remote=remote, disk_bytes_budget=2 * FILE_BYTES, wait_s=0.09)
+    remote.broken = TimeoutError("too slow")
+    await put(store, sample(0), sample(1))
+    ends = await asyncio.gather(put(store, sample(2)), put(store, sample(3)), return_exceptions=True)
+    assert [type(end) for end in ends] == [StoreWriteFailed, StoreWriteFailed]
+    # each put tries both chunks, waits once until its time is over, and tries again
+    assert remote.calls.count("write") < 30
+
+
 async def test_while_the_remote_tier_fails_for_long_chunks_are_lost_and_counted(
     open_store: OpenStore,
     sample: Make,
@@ -137,6 +150,40 @@ async def test_what_the_remote_tier_has_is_not_sent_again(
     await put(store, sample(1))
     assert not store.contains(sample(0).key)
     remote.open_gate("write")
+
+
+async def test_an_older_version_in_the_remote_tier_does_not_let_a_chunk_go(
+    open_store: OpenStore, sample: Make, remote: FakeRemote, tmp_path: Path
+) -> None:
+    keep(remote, sample(0))
+    newer = [bytearray(byte ^ 0xFF for byte in layer) for layer in sample(0).layers]
+    store = await open_store(tmp_path)
+    await store.put(sample(0).key, sample(0).ids, newer)
+    await store.close()
+    store = await open_store(tmp_path, remote=remote, disk_bytes_budget=FILE_BYTES)
+    await put(store, sample(1))
+    assert not sample(0).path(tmp_path).exists()
+    assert await read_all(store, sample(0)) == newer
+
+
+async def test_a_put_under_way_spills_while_the_store_closes(
+    open_store: OpenStore, sample: Make, remote: FakeRemote, tmp_path: Path
+) -> None:
+    store = await open_store(tmp_path)
+    await put(store, sample(0))
+    await store.close()
+    store = await open_store(tmp_path, remote=remote, disk_bytes_budget=FILE_BYTES)
+    remote.gate("fetch_header")
+    putting = asyncio.create_task(store.put(sample(1).key, sample(1).ids, sample(1).layers))
+    await remote.arrived("fetch_header")
+    closing = asyncio.create_task(store.close())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert store._copies.closed
+    remote.open_gate("fetch_header")
+    await closing
+    assert await putting
+    assert remote.chunks[sample(0).key.digest][1] == sample(0).layers
 
 
 async def test_a_chunk_for_the_remote_tier_leaves_the_disk_first_once_it_is_there(
