@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvblend.api.server.openai.event_log import EventLog
+from kvblend.api.server.openai.event_log import PIECE_BYTES, EventLog
 
 
 def event(number: int) -> dict[str, object]:
@@ -40,6 +40,14 @@ async def test_a_reader_gets_all_behind_its_number_once_and_in_order(sizes: list
     await (reader or asyncio.create_task(read()))
     assert got == list(range(after + 1, total))
     assert log.newest == total - 1
+
+
+async def test_a_long_log_comes_in_pieces() -> None:
+    log = EventLog()
+    log.add([{**event(number), "delta": "x" * 1000} for number in range(300)], ended=True)
+    pieces = [len(piece) async for piece in log.follow(-1)]
+    assert max(pieces) <= PIECE_BYTES
+    assert sum(pieces) == log.size
 
 
 async def test_a_number_out_of_turn_is_refused() -> None:

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from model_files import save_llama
 from raw_http import call
 from small_system import running, serving_any
@@ -23,7 +24,11 @@ async def run_example(name: str, *arguments: str) -> str:
     return out.decode()
 
 
-async def test_langchain_finds_the_chunks_of_its_first_question_again(tmp_path: Path) -> None:
+async def test_langchain_finds_the_chunks_of_its_first_question_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # no proxy that the user may have is asked: nothing listens at this one
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     model = save_llama(tmp_path / "tiny", num_hidden_layers=4, max_position_embeddings=2048)
     async with running(model, store=tmp_path / "kv") as system, serving_any(system) as port:
         address = f"http://127.0.0.1:{port}/v1"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from model_files import save_llama
@@ -17,6 +18,8 @@ from kvblend.api.client import AsyncClient, ConnectionLost, Generation, ServerBu
 
 pytestmark = pytest.mark.timeout(300)
 GRACE = ("--drain-grace-s", "120")
+# no answer may end before the test has asked all that it asks of a server that ends
+LONG: dict[str, Any] = {"max_tokens": 700, "ignore_eos": True, "temperature": 1.5}
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +32,7 @@ class Ask:
 
     def __init__(self, client: AsyncClient, number: int) -> None:
         self.begun = asyncio.Event()
-        # hot and seeded: a random model ends at different places, most of them late
-        self.run: Generation = client.generate(
-            f"question {number}?", documents=TEXTS[:2], max_tokens=400, temperature=1.5, seed=number
-        )
+        self.run: Generation = client.generate(f"question {number}?", documents=TEXTS[:2], seed=number, **LONG)
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> str:
@@ -48,7 +48,7 @@ class Chat:
 
     def __init__(self, port: int, number: int) -> None:
         messages = [{"role": "user", "content": f"question {number}?"}]
-        self.body = {"messages": messages, "stream": True, "max_tokens": 400, "temperature": 1.5, "seed": number}
+        self.body = {"messages": messages, "stream": True, "seed": number, **LONG}
         self.begun = asyncio.Event()
         self.task = asyncio.create_task(self._read(port))
 
@@ -93,9 +93,9 @@ async def test_a_term_under_load_loses_no_accepted_stream(model: Path, tmp_path:
         for one in everyone:
             await one.begun.wait()
         server.send(signal.SIGTERM)
-        running = sum(not ask.task.done() for ask in asks)
         await refused_over_http(server)
         await refused_over_websocket(client)
+        running = sum(not one.task.done() for one in everyone)
         await asyncio.gather(*(ask.task for ask in asks))
         streamed = await asyncio.gather(*(chat.task for chat in chats))
         assert await server.wait(120) == 0

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ import pytest
 BINARIES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 # the first is the smaller one: no window, no drivers of a screen
 PACKAGES = ("chromium-headless-shell", "chromium")
+# for all of the installation: the test that waits for it has less time than three runs of apt-get may take
+INSTALL_S = 300.0
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--remote-debugging-port=0", "--disable-background-networking", "--disable-component-update",
@@ -37,11 +40,15 @@ def install_browser() -> None:
     if os.geteuid() or not shutil.which("apt-get"):
         return
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    due = time.monotonic() + INSTALL_S
     installs = (["install", "-y", "--no-install-recommends", package] for package in PACKAGES)
     for arguments in (["update"], *installs):
+        if (left_s := due - time.monotonic()) <= 0:
+            return
+        command = ["apt-get", "-o", "DPkg::Lock::Timeout=60", *arguments]
         print(f"\n*** the tests need a browser: apt-get {' '.join(arguments)} ***", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(["apt-get", *arguments], env=environment, stdin=subprocess.DEVNULL, timeout=180, check=False)
+            subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=left_s, check=False)
         if find_browser():
             return
 

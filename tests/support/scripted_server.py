@@ -12,6 +12,7 @@ import importlib.util
 import json
 import logging
 import random
+import select
 import subprocess
 import sys
 import time
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import uvloop
+
+LISTEN_S = 60.0
 
 
 @dataclass
@@ -44,16 +47,20 @@ def scripted(errors: Path, *flags: str) -> Iterator[Scripted]:
         command = [sys.executable, __file__, *flags]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, stdin=subprocess.DEVNULL)
     try:
-        yield Scripted(process, int(_first_line(process.stdout)), errors)
+        yield Scripted(process, int(first_line(process.stdout)), errors)
     finally:
         if process.poll() is None:
             process.kill()
         process.communicate()
 
 
-def _first_line(stdout: IO[bytes] | None) -> bytes:
+def first_line(stdout: IO[bytes] | None, timeout_s: float = LISTEN_S) -> bytes:
+    """The line with the port, empty if the server ended; TimeoutError if nothing was said in time."""
     if stdout is None:
         raise RuntimeError("the server has no output")
+    # the line is written at once, so what is there is all of it
+    if not select.select([stdout], [], [], timeout_s)[0]:
+        raise TimeoutError(f"the server said no port in {timeout_s:g} s")
     return stdout.readline()
 
 

@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 from kvblend.api.server.codec import Event
 from kvblend.api.server.openai.sse import frame
 
+# a reader may take the stall time for each piece: a long log must not be one
+PIECE_BYTES = 64 << 10
+
 
 class EventLog:
     """Frames by sequence number: the first has 0, none is missing. One writer, any number of readers."""
@@ -35,13 +38,19 @@ class EventLog:
         grown.set()
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """All frames behind number `after` (-1: from the start), those to come included, until the terminal one."""
+        """All frames behind number `after` (-1: from the start), those to come included, until the terminal one.
+
+        In pieces of whole frames, of `PIECE_BYTES` bytes at most where a frame is not longer itself.
+        """
         at = after + 1
         while True:
             grown = self._grown
             if at < len(self._frames):
-                ready, at = self._frames[at:], len(self._frames)
-                yield b"".join(ready)
+                start, room = at, PIECE_BYTES
+                while at < len(self._frames) and (at == start or len(self._frames[at]) <= room):
+                    room -= len(self._frames[at])
+                    at += 1
+                yield b"".join(self._frames[start:at])
             elif self._ended:
                 return
             else:

@@ -32,7 +32,8 @@ class _Entry:
 class KeptResponses:
     """Response objects by id, bounded in number and in characters of text; the oldest that have ended go first.
 
-    What a response answers counts with it, and so do its events where they are kept.
+    What a response answers counts with it, and so do its events where they are kept. One that ended just now stays,
+    however long it is: where it alone is too long, its events are forgotten, then what it answers, then all others.
     """
 
     def __init__(self, limits: ApiLimits) -> None:
@@ -48,13 +49,24 @@ class KeptResponses:
         """Keep the newest state of a response."""
         name = response["id"]
         self.drop(name)
-        entry = self._kept[name] = _Entry(response, request, log)
+        self._kept[name] = _Entry(response, request, log)
         if response["status"] not in ("queued", "in_progress"):
+            entry = self._kept[name] = self._fitted(response, request, log)
             self._ended[name] = size = entry.size
             self._chars += size
         limits = self._limits
-        while len(self._ended) > limits.kept_responses_max or self._chars > limits.kept_chars_max:
+        # whoever waits for the newest has not seen its end yet
+        while len(self._ended) > 1 and (
+            len(self._ended) > limits.kept_responses_max or self._chars > limits.kept_chars_max
+        ):
             self.drop(next(iter(self._ended)))
+
+    def _fitted(self, response: dict[str, Any], request: Generate | None, log: EventLog | None) -> _Entry:
+        """A response with as much beside it as there is room for it alone."""
+        for entry in (_Entry(response, request, log), _Entry(response, request, None)):
+            if entry.size <= self._limits.kept_chars_max:
+                return entry
+        return _Entry(response, None, None)
 
     def get(self, name: str) -> dict[str, Any] | None:
         """The newest state of a response; None if it is unknown or forgotten."""

@@ -76,7 +76,8 @@ async def retrieve(api: Api, http: Request) -> ASGIApp:
         return JSONResponse(response)
     log = api.kept.log(response["id"])
     if log is None:
-        raise invalid("stream", "this response was not created with background: true, so its events are not kept")
+        reason = "it was not created with background: true, or they took too much room"
+        raise invalid("stream", f"the events of this response are not kept: {reason}")
     if after > log.newest:
         raise invalid("starting_after", f"is {after}; the newest event has {log.newest}")
     return _replay(api, log, after)
