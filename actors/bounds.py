@@ -1,4 +1,4 @@
-"""How KL is estimated, per way of choosing rows: shipped, remembered in the store's folder, or measured once."""
+"""How KL is estimated, per way of choosing rows: remembered in the store's folder, or measured once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvblend.engine.bound import KLModel
 from kvblend.engine.conditioning import passages_of, warm_ids
 from kvblend.engine.evaluation.bound_fit import fit_level
 from kvblend.engine.evaluation.calibration import Calibration, Sample, calibration_questions
-from kvblend.engine.kl_models import SHAPE, shipped_model
+from kvblend.engine.kl_models import SHAPE
 from kvblend.engine.selectors.spec import SelectorSpec
 from kvblend.store.notes import read_note, write_note
 
@@ -93,14 +93,12 @@ class KLBounds:
 
     async def _find(self, kind: SelectorSpec) -> None:
         settings, engine = self._settings, self._engine
-        model = shipped_model(engine.fingerprint, settings.conditioning, kind)
+        key = await asyncio.to_thread(model_key, settings, engine, kind)
+        model = await self._recall(key)
         if model is None:
-            key = await asyncio.to_thread(model_key, settings, engine, kind)
-            model = await self._recall(key)
-            if model is None:
-                model = await self._measure(kind)
-                if model is not None:
-                    await self._keep(key, model)
+            model = await self._measure(kind)
+            if model is not None:
+                await self._keep(key, model)
         if model is not None:
             self._models[kind] = model
 

@@ -3,8 +3,8 @@
 
 Every prompt is blended at each step of the ladder and compared with its full prefill, once; what a request with any
 bound would have done is told from that (docs/algorithm.md, "A bound on a request's KL"). The bounds are the median and
-the 90th percentile of the default setting's KL on the same prompts, or those given. The estimate is what the model has
-as shipped or, with `--calibrate`, what a server would measure at first use. `--json` prints one object.
+the 90th percentile of the default setting's KL on the same prompts, or those given. The estimate is what a server would
+measure at first use. `--json` prints one object.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvblend.engine.evaluation.bound_fit import fit_level
 from kvblend.engine.evaluation.bound_policy import follow, follow_oracle, summarise_bound
 from kvblend.engine.evaluation.calibration import Calibration, Sample, calibration_questions
 from kvblend.engine.evaluation.questions import Question, pick_passages
-from kvblend.engine.kl_models import SHAPE, shipped_model
+from kvblend.engine.kl_models import SHAPE
 from kvblend.engine.recommended import Conditioning, recommended
 from kvblend.engine.selectors.spec import SelectorSpec
 
@@ -81,7 +81,6 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=20)
     parser.add_argument("--max-kl", type=float, action="append", help="a bound; repeatable")
     parser.add_argument("--default-setting", action="store_true", help="bound the default setting, not the recommended")
-    parser.add_argument("--calibrate", action="store_true", help="measure the estimate as a server does at first use")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -97,10 +96,7 @@ def main() -> None:
     conditioning: Conditioning = "system" if given.default_setting else "warm"
     spec = DEFAULT_SPEC if given.default_setting else recommended(RATIO).spec
     with torch.inference_mode():
-        model = None if given.calibrate else shipped_model(engine.fingerprint, conditioning, spec)
-        if model is None:
-            probes = measure(engine, calibration_questions(), PASSAGES, spec, conditioning, keeps=True)
-            model = fit_level(SHAPE, probes)
+        model = fit_level(SHAPE, measure(engine, calibration_questions(), PASSAGES, spec, conditioning, keeps=True))
         samples = measure(engine, questions, passages, spec, conditioning)
         bounds = given.max_kl
         if not bounds:
