@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping
 
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import Delta, Failed, Finished, Generate, StreamEvent
+from kvblend.api.server.forwarding import ForwardingSystem
 from kvblend.api.server.openai.metrics import Metrics
-from kvblend.api.server.port import EventStream, LibraryPort, ReadinessView, SystemPort
+from kvblend.api.server.port import EventStream, SystemPort
 
 
-class MeteredSystem:
-    """Fits `SystemPort`; passes everything on to the system it was made with."""
+class MeteredSystem(ForwardingSystem):
+    """Counts what is asked of the system it was made with."""
 
     def __init__(self, system: SystemPort, metrics: Metrics) -> None:
-        self._system = system
+        super().__init__(system)
         self._metrics = metrics
-
-    @property
-    def model(self) -> str:
-        """See `SystemPort.model`."""
-        return self._system.model
-
-    @property
-    def library(self) -> LibraryPort:
-        """See `SystemPort.library`."""
-        return self._system.library
-
-    @property
-    def fatal(self) -> asyncio.Future[None]:
-        """See `SystemPort.fatal`."""
-        return self._system.fatal
-
-    def ready(self) -> ReadinessView:
-        """See `SystemPort.ready`."""
-        return self._system.ready()
 
     async def submit(self, request: Generate) -> EventStream:
         """See `SystemPort.submit`; the stream that comes back is counted."""
@@ -46,18 +26,6 @@ class MeteredSystem:
             self._metrics.failed.labels(error.code).inc()
             raise
         return MeteredStream(stream, request, self._metrics)
-
-    def cancel_nowait(self, request_id: str, detail: str = "cancelled by the client") -> None:
-        """See `SystemPort.cancel_nowait`."""
-        self._system.cancel_nowait(request_id, detail)
-
-    async def drain(self, grace_s: float) -> None:
-        """See `SystemPort.drain`."""
-        await self._system.drain(grace_s)
-
-    def figures(self) -> Mapping[str, Mapping[str, float]]:
-        """See `SystemPort.figures`."""
-        return self._system.figures()
 
 
 class MeteredStream:

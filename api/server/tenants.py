@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from kvblend.actors.errors import RequestError
 from kvblend.actors.messages import TERMINAL, Generate, StreamEvent
+from kvblend.api.server.forwarding import ForwardingSystem
 from kvblend.api.server.keys import KeyRing, Tenant
-from kvblend.api.server.port import EventStream, LibraryPort, ReadinessView, SystemPort
+from kvblend.api.server.port import EventStream, LibraryPort, SystemPort
 from kvblend.api.server.rates import Allowance, Clock, RateLimits
 
 
@@ -73,36 +73,22 @@ class Callers:
         return caller
 
 
-class TenantSystem:
-    """Fits `SystemPort`: every request is this caller's, and so is the library.
+class TenantSystem(ForwardingSystem):
+    """Every request is this caller's, and so is the library.
 
     `counted` says that each submission counts as a request of its own; over HTTP the exchange has been counted.
     """
 
     def __init__(self, system: SystemPort, caller: Caller, *, counted: bool) -> None:
-        self._system = system
+        super().__init__(system)
         self._caller = caller
         self._counted = counted
-
-    @property
-    def model(self) -> str:
-        """See `SystemPort.model`."""
-        return self._system.model
 
     @property
     def library(self) -> LibraryPort:
         """See `SystemPort.library`."""
         tenant_id = self._caller.tenant_id
         return self._system.library.of(tenant_id) if tenant_id else self._system.library
-
-    @property
-    def fatal(self) -> asyncio.Future[None]:
-        """See `SystemPort.fatal`."""
-        return self._system.fatal
-
-    def ready(self) -> ReadinessView:
-        """See `SystemPort.ready`."""
-        return self._system.ready()
 
     async def submit(self, request: Generate) -> EventStream:
         """See `SystemPort.submit`. RequestError beyond the caller's limits, or for a key that was withdrawn."""
@@ -116,18 +102,6 @@ class TenantSystem:
             self._caller.allowance.leave()
             raise
         return _RunningStream(stream, self._caller.allowance)
-
-    def cancel_nowait(self, request_id: str, detail: str = "cancelled by the client") -> None:
-        """See `SystemPort.cancel_nowait`."""
-        self._system.cancel_nowait(request_id, detail)
-
-    async def drain(self, grace_s: float) -> None:
-        """See `SystemPort.drain`."""
-        await self._system.drain(grace_s)
-
-    def figures(self) -> Mapping[str, Mapping[str, float]]:
-        """See `SystemPort.figures`."""
-        return self._system.figures()
 
 
 class _RunningStream:
