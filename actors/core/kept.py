@@ -51,12 +51,6 @@ class KeptSequences:
     def __iter__(self) -> Iterator[Kept]:
         return iter(self._kept.values())
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._kept
-
     def keep(self, kept: Kept) -> list[Kept]:
         """Take one in; returns those that have to leave for it, itself where it is too large or says nothing new."""
         if kept.pages > self._pages_max or self._covered(kept):

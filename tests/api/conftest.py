@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-
-def load_beside(file: Path, name: str) -> None:
-    if name in sys.modules:
-        return
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
+from beside import load_beside
 
 load_beside(Path(__file__).parent / "scripted.py", "tests.api.scripted")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -13,19 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from beside import load_beside
 
 from kvblend.engine import assembly
-
-
-def load_beside(file: Path, name: str) -> None:
-    if name in sys.modules:
-        return
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
 
 load_beside(Path(__file__).parent.parent / "api" / "scripted.py", "tests.api.scripted")
 

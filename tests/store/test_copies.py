@@ -9,39 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fake_remote import FakeRemote
+from store_steps import FILE_BYTES, keep, put, read_all
 
 from kvblend.store import copies
 from kvblend.store.format import KVShape
-from kvblend.store.keys import pack_ids
-from kvblend.store.store import ChunkStore
 
 if TYPE_CHECKING:
-    from tests.store.conftest import FaultyIO, Make, OpenStore, Sample
-
-FILE_BYTES = 5 * 4096
-"""What a sample takes on disk."""
+    from tests.store.conftest import FaultyIO, Make, OpenStore
 
 
 @pytest.fixture
 def remote(shape: KVShape) -> FakeRemote:
     return FakeRemote(shape)
-
-
-def keep(remote: FakeRemote, one: Sample) -> None:
-    remote.keep(one.key, pack_ids(one.ids), one.layers)
-
-
-async def put(store: ChunkStore, *samples: Sample) -> None:
-    for one in samples:
-        await store.put(one.key, one.ids, one.layers)
-
-
-async def read_all(store: ChunkStore, one: Sample) -> list[bytes]:
-    lease = await store.lease(one.key, one.ids)
-    assert lease is not None
-    with lease:
-        await lease.prefetch(range(4))
-        return [bytes(await lease.layer(index)) for index in range(4)]
 
 
 async def test_new_chunks_reach_the_remote_tier_behind_the_callers_back(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fake_remote import FakeRemote
+from store_steps import FILE_BYTES, put
 
 from kvblend.store.errors import StoreWriteFailed
 from kvblend.store.format import KVShape
@@ -19,13 +20,6 @@ if TYPE_CHECKING:
     from tests.store.conftest import FaultyIO, Make, OpenStore, Sample
 
 BROKEN = OSError(errno.EIO, "Input/output error")
-FILE_BYTES = 5 * 4096
-"""What a sample takes on disk: its header and four layers, each in a page of its own."""
-
-
-async def put(store: ChunkStore, *samples: Sample) -> None:
-    for one in samples:
-        await store.put(one.key, one.ids, one.layers)
 
 
 async def is_served(store: ChunkStore, one: Sample) -> bool:

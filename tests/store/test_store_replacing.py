@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fake_remote import FakeRemote
+from store_steps import FILE_BYTES
 
 from kvblend.store.errors import StoreWriteFailed
 from kvblend.store.format import KVShape
@@ -18,8 +19,6 @@ from kvblend.store.store import ChunkStore
 if TYPE_CHECKING:
     from tests.store.conftest import FaultyIO, Make, OpenStore, Sample
 
-FILE_BYTES = 5 * 4096
-"""What a sample takes on disk."""
 BROKEN = OSError(errno.EIO, "Input/output error")
 
 

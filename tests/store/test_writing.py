@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fake_remote import FakeRemote
+from store_steps import FILE_BYTES
 
 from kvblend.store.errors import StoreWriteFailed
 from kvblend.store.format import KVShape
@@ -16,9 +17,6 @@ from kvblend.store.store import ChunkStore
 
 if TYPE_CHECKING:
     from tests.store.conftest import FaultyIO, Make, OpenStore, Sample
-
-FILE_BYTES = 5 * 4096
-"""What a sample takes on disk."""
 
 
 async def put(store: ChunkStore, *samples: Sample, cost_s: float = 0.0) -> list[bool]:

@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from needed import find_program, install_program, need_program
 
 BINARIES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 # the first is the smaller one: no window, no drivers of a screen
@@ -32,40 +29,19 @@ FLAGS = (
 
 def find_browser() -> str | None:
     """The path of an installed browser."""
-    return next(filter(None, map(shutil.which, BINARIES)), None)
+    return find_program(BINARIES)
 
 
 def install_browser() -> None:
-    """Install Debian's package if this is root on a machine with apt-get. Says loudly what it does."""
-    if os.geteuid() or not shutil.which("apt-get"):
-        return
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    due = time.monotonic() + INSTALL_S
-    installs = (["install", "-y", "--no-install-recommends", package] for package in PACKAGES)
-    for arguments in (["update"], *installs):
-        if (left_s := due - time.monotonic()) <= 0:
-            return
-        command = ["apt-get", "-o", "DPkg::Lock::Timeout=60", *arguments]
-        print(f"\n*** the tests need a browser: apt-get {' '.join(arguments)} ***", file=sys.stderr, flush=True)
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=left_s, check=False)
-        if find_browser():
-            return
+    """Install Debian's package."""
+    install_program("a browser", PACKAGES, find_browser, INSTALL_S)
 
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The browser's program; skips, or fails in CI, where there is none and none can be installed."""
-    if find_browser() is None:
-        install_browser()
-    found = find_browser()
-    if found is None:
-        reason = "no Chromium is installed, and it could not be installed here"
-        print(f"\n*** {reason}: no browser's WebSocket is tested ***", file=sys.stderr, flush=True)
-        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
-    return found
+    missing = "no Chromium is installed"
+    return need_program(find_browser, install_browser, missing, "no browser's WebSocket is tested")
 
 
 @contextlib.asynccontextmanager

@@ -5,42 +5,31 @@ As a pytest plugin it brings the fixtures `redis_server` (one for all tests, emp
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from needed import find_program, install_program, need_program
 
 BINARIES = ("redis-server", "valkey-server")
 PACKAGES = ("redis-server", "valkey-server")
+INSTALL_S = 105.0
 READY = b"ready to accept connections"
 
 
 def find_binary() -> str | None:
     """The path of an installed server."""
-    return next(filter(None, map(shutil.which, BINARIES)), None)
+    return find_program(BINARIES)
 
 
 def install_package() -> None:
-    """Install Debian's package if this is root on a machine with apt-get. Says loudly what it does."""
-    if os.geteuid() or not shutil.which("apt-get"):
-        return
+    """Install Debian's package; together less than what a test may take."""
     # the package must not start a server of its own on the default port
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    installs = (["install", "-y", "--no-install-recommends", package] for package in PACKAGES)
-    for arguments in (["update"], *installs):
-        print(f"\n*** the tests need a Redis server: apt-get {' '.join(arguments)} ***", file=sys.stderr, flush=True)
-        # together less than what a test may take
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(["apt-get", *arguments], env=environment, stdin=subprocess.DEVNULL, timeout=35, check=False)
-        if find_binary():
-            return
+    install_program("a Redis server", PACKAGES, find_binary, INSTALL_S, {"RUNLEVEL": "1"})
 
 
 class RedisServer:
@@ -102,16 +91,8 @@ class RedisServer:
 @pytest.fixture(scope="session")
 def redis_binary() -> str:
     """The server's path. A test is skipped where there is none and none can be installed; in CI it fails."""
-    if find_binary() is None:
-        install_package()
-    binary = find_binary()
-    if binary is None:
-        reason = "neither redis-server nor valkey-server is installed, and it could not be installed here"
-        print(f"\n*** {reason}: the remote tier is not tested ***", file=sys.stderr, flush=True)
-        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
-    return binary
+    missing = "neither redis-server nor valkey-server is installed"
+    return need_program(find_binary, install_package, missing, "the remote tier is not tested")
 
 
 @pytest.fixture(scope="session")
