@@ -135,7 +135,7 @@ async def test_what_a_full_server_evicts_is_a_miss_and_the_rest_is_whole(
     own_server.call("CONFIG", "SET", "maxmemory", "6000000")
     tier, ones = await open_remote(own_server.url), [sample(number, 2000) for number in range(16)]
     for one in ones:
-        # keys written within a second are equally old to the server: it may let go of the very one that is being written
+        # keys of one second are equally old to the server: it may let go of the very one that is being written
         with contextlib.suppress(RemoteRefused):
             await write(tier, one)
     found = [(one, header) for one in ones if (header := await tier.fetch_header(one.key.digest)) is not None]
