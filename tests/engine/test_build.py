@@ -163,7 +163,7 @@ QUESTIONS = len(QUESTION) / CACHED
         ({"selector": "product"}, lambda r: (2 + 2 * r) / LAYERS + QUESTIONS),
         ({"check_layers": (1, 2), "recompute_ratios": (0.5, 0.25)}, lambda r: (2 + r + r / 2) / LAYERS),
     ],
-    ids=str,
+    ids=lambda given: str(given) if isinstance(given, dict) else "",
 )
 def test_the_charged_ratio_follows_from_the_passes(bench: Bench, fields: dict[str, Any], charged: Any) -> None:
     run, _ = blend(bench, (0, 1, 2), 0.5, **fields)

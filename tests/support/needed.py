@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
+
+INSTALL_LOCK = Path(tempfile.gettempdir()) / "kvblend-tests-install.lock"
 
 
 def find_program(names: Sequence[str]) -> str | None:
@@ -34,15 +39,26 @@ def install_program(
     settings = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", **(environment or {})}
     due = time.monotonic() + budget_s
     installs = (["install", "-y", "--no-install-recommends", package] for package in packages)
-    for arguments in (["update"], *installs):
-        if (left_s := due - time.monotonic()) <= 0:
-            return
-        command = ["apt-get", "-o", "DPkg::Lock::Timeout=60", *arguments]
-        print(f"\n*** the tests need {what}: apt-get {' '.join(arguments)} ***", file=sys.stderr, flush=True)
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(command, env=settings, stdin=subprocess.DEVNULL, timeout=left_s, check=False)
-        if find():
-            return
+    with only_one_installs(due):
+        for arguments in (["update"], *installs):
+            if find() or (left_s := due - time.monotonic()) <= 0:
+                return
+            command = ["apt-get", "-o", "DPkg::Lock::Timeout=60", *arguments]
+            print(f"\n*** the tests need {what}: apt-get {' '.join(arguments)} ***", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(command, env=settings, stdin=subprocess.DEVNULL, timeout=left_s, check=False)
+
+
+@contextlib.contextmanager
+def only_one_installs(due: float) -> Iterator[None]:
+    """Wait while another process of the tests installs, until `due` (monotonic) at most: apt-get fails instead."""
+    with INSTALL_LOCK.open("a") as lock:
+        while time.monotonic() < due:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.2)
+        yield
 
 
 def need_program(find: Callable[[], str | None], install: Callable[[], None], missing: str, untested: str) -> str:
