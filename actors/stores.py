@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvblend.actors.errors import RequestError
 from kvblend.actors.settings import Settings
+from kvblend.engine.assembly import Engine
 from kvblend.store.files import DiskIO
 from kvblend.store.format import KVShape
 from kvblend.store.remote_address import RemoteAddress
@@ -18,6 +19,12 @@ def check_remote(settings: Settings) -> None:
             RemoteAddress.parse(settings.remote)
     except ValueError as error:
         raise RequestError("invalid_request", str(error), "remote") from None
+
+
+def stored_shape(engine: Engine) -> KVShape:
+    """The shape and the dtype of an engine's chunks."""
+    config = engine.config
+    return KVShape(config.num_layers, config.num_kv_heads, config.head_dim, engine.stored)
 
 
 async def open_store(settings: Settings, shape: KVShape, fingerprint: str, io: DiskIO | None = None) -> ChunkStore:

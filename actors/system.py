@@ -20,18 +20,18 @@ from kvblend.actors.library import Library
 from kvblend.actors.messages import Accepted, Failed, Generate
 from kvblend.actors.open_requests import OpenRequests
 from kvblend.actors.precision import StoreForm, choose_store_form, keep_check
+from kvblend.actors.profiling import PrefillSpeed, profile_prefill
 from kvblend.actors.requests import JobBuilder, check_request
 from kvblend.actors.runtime.device_thread import DeviceThread
 from kvblend.actors.runtime.mailbox import MailboxClosed, MailboxFull
 from kvblend.actors.selection import check_settings_for
 from kvblend.actors.settings import Settings, tenant_salt
 from kvblend.actors.signals import WhenIdle
-from kvblend.actors.stores import check_remote, open_store
+from kvblend.actors.stores import check_remote, open_store, stored_shape
 from kvblend.actors.streams import TokenStream
 from kvblend.actors.troupe import Troupe
 from kvblend.engine.assembly import Engine, assemble_engine
 from kvblend.store.files import DiskIO
-from kvblend.store.format import KVShape
 from kvblend.store.stats import StoreStats
 from kvblend.store.store import ChunkStore
 
@@ -62,6 +62,7 @@ class System:
         device: DeviceThread,
         store: ChunkStore,
         form: StoreForm | None = None,
+        profile: PrefillSpeed | None = None,
     ) -> None:
         """Use `start`."""
         self.settings = settings
@@ -77,11 +78,10 @@ class System:
         self._open = OpenRequests(lambda name: self._cancel(name, "the client went away", deadline=False))
         self._ingests: dict[str, asyncio.Task[None]] = {}
         self._endings: dict[str, tuple[str, bool]] = {}
-        self._draining = False
-        self._closed = False
+        self._draining = self._closed = False
         self._prompts = ThreadPoolExecutor(2, thread_name_prefix="kvblend-prompt")
         push, lost = self._open.push_of_job, self._open.fail_all
-        self._troupe = Troupe(settings, engine, device, store, push, lost, self._gate.bounds)
+        self._troupe = Troupe(settings, engine, device, store, push, lost, self._gate.bounds, profile)
         self._troupe.fatal.add_done_callback(self._give_up)
         self._gate.start()
 
@@ -89,8 +89,7 @@ class System:
     async def start(cls, settings: Settings, model_path: Path, model_name: str, io: DiskIO | None = None) -> System:
         """Load the model, open the store (on `io` in place of the local file system), start the actors.
 
-        Raises what the loaders raise for a bad model (ValueError), StoreUnusable, and RequestError for a remote tier's
-        URL that cannot be used.
+        Raises what loaders raise for a bad model (ValueError), StoreUnusable, RequestError for a remote tier's bad URL.
         """
         check_remote(settings)
         device = DeviceThread(capacity=8 * settings.max_num_seqs + 64)
@@ -107,14 +106,13 @@ class System:
                 settings.threads,
                 lambda config: check_settings_for(settings, config.num_layers),
             )
-            config = engine.config
             form = await choose_store_form(settings, engine, device)
             engine = await device.submit(engine.storing, form.dtype)
-            shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, engine.stored)
-            store = await open_store(settings, shape, engine.store_fingerprint, io)
+            store = await open_store(settings, stored_shape(engine), engine.store_fingerprint, io)
+            profile = await device.submit(profile_prefill, settings, engine)
             await asyncio.to_thread(keep_check, settings, engine, form)
             log.info("attention: %s; chunks are stored as %s: %s", engine.attention, form.dtype, form.reason)
-            return cls(settings, model_name, engine, device, store, form)
+            return cls(settings, model_name, engine, device, store, form, profile)
         except BaseException:
             if store is not None:
                 await store.close()

@@ -19,6 +19,7 @@ from kvblend.actors.core.scheduler import SchedulerState
 from kvblend.actors.errors import RequestError
 from kvblend.actors.loader import Loader
 from kvblend.actors.messages import StreamEvent
+from kvblend.actors.profiling import PrefillSpeed
 from kvblend.actors.requests import server_conditioning
 from kvblend.actors.runtime.actor import ActorRef
 from kvblend.actors.runtime.device_thread import DeviceThread
@@ -54,8 +55,11 @@ class Troupe:
         emit: Callable[[StreamEvent], None],
         lost: Callable[[str], None],
         bounds: KLBounds | None = None,
+        profile: PrefillSpeed | None = None,
     ) -> None:
+        """`profile` is how fast the engine computes, as measured before; None: the first requests tell."""
         self._lost = lost
+        self._profile = profile
         self._check = settings.debug
         self._limits = Limits(
             pages=pages_of(settings.kv_tokens_max),
@@ -155,7 +159,10 @@ class Troupe:
         await self._supervisor.close()
 
     def _new_state(self) -> SchedulerState:
-        return SchedulerState(self._limits, lambda: next(self._numbers))
+        state = SchedulerState(self._limits, lambda: next(self._numbers))
+        if self._profile is not None:
+            state.controller.compute.profile(*self._profile)
+        return state
 
     def _new_scheduler(self, emit: Callable[[StreamEvent], None]) -> Scheduler:
         self._state = self._new_state()

@@ -55,7 +55,8 @@ def own_settings(name: str, store: Path, corpus: str, threads: int) -> Settings:
     return Settings(
         store=store, gate="off", threads=threads, store_dtype=STORE_DTYPE,
         conditioning="warm", warm_text=corpus, echo=True,
-        selector=spec.selector, probes=spec.probes, residual=spec.residual, residual_fraction=spec.residual_fraction,
+        selector=spec.selector, score_layers=spec.score_layers, probes=spec.probes,
+        residual=spec.residual, residual_fraction=spec.residual_fraction,
     )  # fmt: skip
 
 

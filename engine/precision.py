@@ -7,6 +7,7 @@ takes 1.03 times as long from bfloat16 and 1.09 times from int8 as from float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -100,30 +101,35 @@ class Precision:
 
     def decode_into(
         self,
-        payload: memoryview,
-        tokens: int,
+        parts: Sequence[tuple[int, int, memoryview]],
         slots: tuple[torch.Tensor, torch.Tensor],
         turn: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        """Write one stored layer into KV slots: K rotated, V as it is.
+        """Write one layer of stored segments into its KV slots: K rotated, V as it is.
 
-        `slots` are k and v `[kv_heads, tokens, head_dim]` of any device, `turn` cos and sin `[tokens, rotary_dim]`.
+        `parts` are `(start, end, payload)` of positions `start..end-1`, in ascending order. `slots` are k and v
+        `[kv_heads, positions, head_dim]` of any device, `turn` cos and sin `[positions, rotary_dim]`.
         """
         slots_k, slots_v = slots
-        k, v = (part.to(slots_k.device) for part in self._numbers(payload, tokens))
+        pairs = [self._numbers(payload, end - start) for start, end, payload in parts]
         if not self.is_narrow:
-            rotate_into(slots_k, k, *turn)
-            slots_v.copy_(v)
+            for (start, end, _), (k, v) in zip(parts, pairs, strict=True):
+                rotate_into(slots_k[:, start:end], k.to(slots_k.device), *(part[start:end] for part in turn))
+                slots_v[:, start:end].copy_(v)
             return
-        # V's slots hold K for a moment: no memory of its own is needed, and the rotation finds it in the cache
-        slots_v.copy_(k)
-        if self.stored != torch.int8:
-            rotate_into(slots_k, slots_v, *turn)
-            slots_v.copy_(v)
-            return
-        k_scale, v_scale = (part.to(slots_k.device) for part in self._scales(payload, tokens))
-        rotate_into(slots_k, slots_v.mul_(k_scale), *turn)
-        slots_v.copy_(v).mul_(v_scale)
+        # V's slots hold K for a moment: no memory of its own is needed, and neighbours are rotated in one go
+        for (start, end, payload), (k, _) in zip(parts, pairs, strict=True):
+            self._widen_into(slots_v[:, start:end], k, payload, 0)
+        for start, end in _joined(parts):
+            rotate_into(slots_k[:, start:end], slots_v[:, start:end], *(part[start:end] for part in turn))
+        for (start, end, payload), (_, v) in zip(parts, pairs, strict=True):
+            self._widen_into(slots_v[:, start:end], v, payload, 1)
+
+    def _widen_into(self, out: torch.Tensor, numbers: torch.Tensor, payload: memoryview, which: int) -> None:
+        """`numbers` of a narrow payload into `out`, in its dtype; `which` of the scales they take: 0 of K, 1 of V."""
+        out.copy_(numbers)
+        if self.stored == torch.int8:
+            out.mul_(self._scales(payload, out.shape[1])[which].to(out.device))
 
     def sensitivity(self, payload: memoryview, tokens: int) -> torch.Tensor | None:
         """What stands behind K and V of one stored layer, float32 `[tokens]` (see `engine.contrast`), if anything."""
@@ -139,22 +145,25 @@ class Precision:
 
     def decode_rows_into(
         self,
-        payload: memoryview,
-        tokens: int,
+        parts: Sequence[tuple[int, int, memoryview, torch.Tensor]],
         slots: tuple[torch.Tensor, torch.Tensor],
         turn: tuple[torch.Tensor, torch.Tensor],
-        rows: torch.Tensor,
     ) -> None:
-        """`decode_into` for some rows of the chunk: `rows` are ascending offsets into it (int64, CPU)."""
+        """`decode_into` for some rows of each segment: `(start, end, payload, rows)`, rows int64 offsets, ascending."""
         slots_k, slots_v = slots
-        k, v = (part.index_select(1, rows) for part in self._numbers(payload, tokens))
-        if self.stored == torch.int8:
-            k_scale, v_scale = self._scales(payload, tokens)
-            k, v = k * k_scale, v * v_scale.index_select(1, rows)
-        k, v = k.to(slots_k), v.to(slots_v)
-        at = rows.to(slots_k.device)
+        found = [self._some(payload, end - start, rows) for start, end, payload, rows in parts]
+        k, v = (torch.cat(both, dim=1).to(slots_k) for both in zip(*found, strict=True))
+        at = torch.cat([rows + start for start, _, _, rows in parts]).to(slots_k.device)
         slots_k.index_copy_(1, at, rotate(k, *(part.index_select(0, at) for part in turn)))
         slots_v.index_copy_(1, at, v)
+
+    def _some(self, payload: memoryview, tokens: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V `[kv_heads, rows, head_dim]` of some rows, in the stored dtype or, with their scales, in float32."""
+        k, v = (part.index_select(1, rows) for part in self._numbers(payload, tokens))
+        if self.stored != torch.int8:
+            return k, v
+        k_scale, v_scale = self._scales(payload, tokens)
+        return k * k_scale, v * v_scale.index_select(1, rows)
 
     def _numbers(self, payload: memoryview, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         return payload_tensors(payload, self.kv_heads, self.head_dim, self.stored, tokens)
@@ -176,6 +185,15 @@ def store_fingerprint(fingerprint: str, compute: str, stored: str) -> str:
     if compute == "float32":
         return fingerprint if stored == compute else f"{fingerprint}:{stored}"
     return f"{fingerprint}:{stored}:{compute}"
+
+
+def _joined(parts: Sequence[tuple[int, int, memoryview]]) -> list[tuple[int, int]]:
+    """Stretches of positions without a gap."""
+    spans: list[tuple[int, int]] = []
+    for start, end, _ in parts:
+        first = spans.pop()[0] if spans and spans[-1][1] == start else start
+        spans.append((first, end))
+    return spans
 
 
 def _encode_narrow(kv: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -25,4 +25,5 @@ def recommended(ratio: float) -> Recommendation:
     """The setting to use when `ratio` (0..1) of the cached rows are recomputed. ValueError outside of that."""
     if not 0.0 <= ratio <= 1.0:
         raise ValueError(f"ratio is {ratio}; it must lie in 0..1")
-    return Recommendation("corpus", SelectorSpec(selector="sensitive", probes=0.25, residual="distance"))
+    spec = SelectorSpec(selector="sensitive", score_layers="middle", probes=0.25, residual="distance")
+    return Recommendation("corpus", spec)

@@ -70,13 +70,14 @@ class PrefillFigures:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """What one tick did for one sequence. `layer` is the one a stalled sequence waits for.
+    """What one tick did for one sequence. `layer` is the one a stalled sequence waits for. `lost`: it never started,
+    what it was to continue is not there.
 
     `rows` were started or went on, `row_layers` counts the rows computed layer by layer: what the tick's time is for.
     """
 
     request_id: str
-    status: Literal["running", "stalled", "sampled", "prefilled", "cancelled", "failed"]
+    status: Literal["running", "stalled", "sampled", "prefilled", "cancelled", "failed", "lost"]
     rows: int = 0
     layer: int = 0
     token_id: int = -1
@@ -106,6 +107,7 @@ class Runner:
         self.precision = Precision.of_model(model)
         self.step = Step(model, backend)
         self._running: dict[str, _Running] = {}
+        self._lost: set[str] = set()
 
     @property
     def request_ids(self) -> Collection[str]:
@@ -113,9 +115,17 @@ class Runner:
         return self._running.keys()
 
     def start(self, spec: SequenceSpec) -> None:
-        """Reserve KV slots and make the sequence ready. Raises KVExhausted or ValueError; nothing is held then."""
+        """Reserve KV slots and make the sequence ready. Raises KVExhausted or ValueError; nothing is held then.
+
+        Where it continues what is not there (freed, lost with whoever ran it, or other tokens) nothing is held either,
+        and its ticks say `lost` until it is freed: that is no error of those who run beside it.
+        """
         if spec.request_id in self._running:
             raise ValueError(f"sequence {spec.request_id} is running already")
+        earlier = self._earlier(spec)
+        if spec.continues is not None and earlier is None:
+            self._lost.add(spec.request_id)
+            return
         config, plan = self.model.config, spec.plan
         capture = None
         if spec.captures:
@@ -128,8 +138,8 @@ class Runner:
             state = SequenceState.start(
                 spec.request_id, plan, spec.selector, slab, layers, _source(spec), capture, filled=filled
             )
-            if spec.continues is not None:
-                self._continue(state, *spec.continues)
+            if spec.continues is not None and earlier is not None:
+                state.slab.copy_from(earlier.slab, spec.continues[1])
         except BaseException:
             self.pool.release(slab)
             raise
@@ -137,16 +147,18 @@ class Runner:
         chooser = Chooser(spec.sampling or SamplingPlan(0.0, 1.0, 0), plan.layout.token_ids)
         self._running[spec.request_id] = _Running(spec, state, chooser)
 
-    def _continue(self, state: SequenceState, earlier: str, tokens: int) -> None:
-        """Copy what an earlier sequence computed. ValueError where it did not compute exactly these tokens."""
-        known = self._running.get(earlier)
-        have = 0 if known is None else known.state.num_computed_tokens
-        if known is None or have < tokens or not torch.equal(known.state.token_ids[:tokens], state.token_ids[:tokens]):
-            raise ValueError(f"{state.request_id} does not begin with {tokens} of the {have} tokens of {earlier}")
-        state.slab.copy_from(known.state.slab, tokens)
+    def _earlier(self, spec: SequenceSpec) -> SequenceState | None:
+        """The sequence that this one continues; None where there is none that computed exactly these tokens."""
+        name, tokens = spec.continues or ("", 0)
+        known = self._running.get(name)
+        if known is None or known.state.num_computed_tokens < tokens:
+            return None
+        same = known.state.token_ids[:tokens].tolist() == list(spec.plan.layout.token_ids[:tokens])
+        return known.state if same else None
 
     def free(self, request_id: str) -> None:
         """Give a sequence's KV slots back; unknown ids are ignored."""
+        self._lost.discard(request_id)
         running = self._running.pop(request_id, None)
         if running is not None:
             self.pool.release(running.state.slab)
@@ -191,7 +203,8 @@ class Runner:
         pairs = list(zip([running for running, _, _ in known], outcomes, strict=True))
         tokens = self._sample([(running, outcome) for running, outcome in pairs if running.spec.output is not None])
         results = [self._result(running, outcome, tokens) for running, outcome in pairs]
-        return [replace(result, row_layers=o.row_layers) for result, (_, o) in zip(results, pairs, strict=True)]
+        done = [replace(result, row_layers=o.row_layers) for result, (_, o) in zip(results, pairs, strict=True)]
+        return done + [TickResult(name, "lost") for name, _, _ in items if name in self._lost]
 
     def _sample(self, pairs: list[tuple[_Running, Outcome]]) -> dict[str, Choice | str]:
         """The token of every request that reached its last row; or what is wrong with its logits."""

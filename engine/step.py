@@ -160,15 +160,18 @@ class _Tick:
             self.moving.remove(mover)
             return False
         stored = sequence.precision or Precision.of_model(self.model)
-        for start, payload in loaded:
-            end = sequence.end_of(start)
+        parts = sorted((start, sequence.end_of(start), payload) for start, payload in loaded)
+        echoes = []
+        for start, end, payload in parts:
             sequence.note_sensitivity(start, stored.sensitivity(payload, end - start))
-            slots_k, slots_v = sequence.slab.view(layer, end)
-            slots = slots_k[:, start:], slots_v[:, start:]
-            turn = self._rope(sequence, layer).span(start, end)
-            stored.decode_into(payload, end - start, slots, turn)
             if (echo := stored.echo(payload, end - start)) is not None:
-                stored.decode_rows_into(echo, end - start, slots, turn, sequence.repeats.of(start))
+                echoes.append((start, end, echo, sequence.repeats.of(start)))
+        if parts:
+            last = parts[-1][1]
+            slots, turn = sequence.slab.view(layer, last), self._rope(sequence, layer).span(0, last)
+            stored.decode_into(parts, slots, turn)
+            if echoes:
+                stored.decode_rows_into(echoes, slots, turn)
         sequence.installed = layer + 1
         return True
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 
 from kvblend.store.disk import DiskTier
@@ -19,8 +18,8 @@ from kvblend.store.writing import Writer
 SPILL_GRACE_S = 60.0
 """While the remote tier fails, chunks without a copy there stay on disk for so long; then they may be lost."""
 
-OUTAGE_GAP_S_MAX = 3600.0
-"""Failures that lie further apart are not taken for one outage."""
+OUTAGE_FAILURES_MIN = 3
+"""An outage is at least so many failures in a row: one long ago and one just now may be two accidents."""
 
 log = logging.getLogger("kvblend.store")
 
@@ -31,20 +30,21 @@ FETCHED_MAX = 4
 
 
 class _Outage:
-    """How long the remote tier has failed without a success in between."""
+    """Failures of the remote tier to take a chunk, in a row: without a success in between, however far apart."""
 
     def __init__(self) -> None:
-        self._since_s = self._last_s = -math.inf
+        self._failures = 0
+        self._since_s = self._last_s = 0.0
         self.was_said = False
 
     def note_failure(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._last_s > OUTAGE_GAP_S_MAX:
-            self._since_s = now_s
-        self._last_s = now_s
+        self._last_s = time.monotonic()
+        if not self._failures:
+            self._since_s = self._last_s
+        self._failures += 1
 
     def is_long(self) -> bool:
-        return self._last_s - self._since_s >= SPILL_GRACE_S
+        return self._failures >= OUTAGE_FAILURES_MIN and self._last_s - self._since_s >= SPILL_GRACE_S
 
 
 class TierCopies:

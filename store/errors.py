@@ -42,6 +42,14 @@ class ForeignFile(ChunkError):
     """Not a chunk of this store: another kind of file, another format version, another model or shape."""
 
 
+class OldFile(ForeignFile):
+    """A chunk of an older format version that nobody asks for any more: it is never read again."""
+
+    def __init__(self, reason: str, version: int) -> None:
+        super().__init__(reason)
+        self.version = version
+
+
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 

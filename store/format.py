@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgpack
 from blake3 import blake3
 
-from kvblend.store.errors import ChunkDamaged, ForeignFile
+from kvblend.store.errors import ChunkDamaged, ForeignFile, OldFile
 from kvblend.store.keys import DIGEST_BYTES, FORMAT_VERSION, TOKEN_BYTES, ChunkKey, packed_digest, unpack_ids
 
 Buffer = bytes | bytearray | memoryview
@@ -172,8 +172,8 @@ def header_region_bytes(first: bytes) -> int:
 def parse_header(region: bytes, file_bytes: int) -> ChunkHeader:
     """The header in a file's first bytes; `file_bytes` is the file's size. `region` may be longer than needed.
 
-    Raises ForeignFile for another magic or version, or version 1 with a salt, and ChunkDamaged for anything else that
-    is not as `build_header` writes it: checksum, types, ranges, offsets, and the file's size.
+    Raises ForeignFile for another magic or version, OldFile for version 1 with a salt, and ChunkDamaged for anything
+    else that is not as `build_header` writes it: checksum, types, ranges, offsets, and the file's size.
     """
     size = header_region_bytes(region)
     if len(region) < size:
@@ -184,7 +184,8 @@ def parse_header(region: bytes, file_bytes: int) -> ChunkHeader:
     _, version, length = _PREAMBLE.unpack(preamble)
     fields = _unpack_fields(body[:length], _WHOSE[version])
     if version == OLD_VERSION and fields["tenant"]:
-        raise ForeignFile(f"it is of format version {OLD_VERSION} and holds a salt in clear")
+        reason = f"it is of format version {OLD_VERSION} and holds a salt in clear; its chunk has another id by now"
+        raise OldFile(reason, OLD_VERSION)
     header = _build_from(fields, size)
     if header.file_bytes != file_bytes:
         raise ChunkDamaged(f"the file has {file_bytes} bytes; its header asks for {header.file_bytes}")

@@ -46,14 +46,17 @@ def claimed(root: Path, *, create: bool = False) -> Iterator[None]:
         release_root(lock)
 
 
-def check(root: Path, *, repair: bool = False, progress: Progress | None = None) -> Survey:
+def check(root: Path, *, repair: bool = False, remove_old: bool = False, progress: Progress | None = None) -> Survey:
     """Verify every header and every layer of every chunk file; what was found.
 
     With `repair`, damaged files move to `damaged/`, leftovers of broken writes go, and the durable index is built anew
-    by the next opener. Files of other versions and strays stay where they are. Raises StoreUnusable and OSError.
+    by the next opener. With `remove_old`, chunks of an older version that are never read again go. Files of other
+    versions and strays stay where they are. Raises StoreUnusable and OSError.
     """
     with claimed(root):
         found = survey(root, progress, verify_file)
+        if remove_old:
+            _unlink_all(file.path for file in found.odd_of("old"))
         if repair:
             _repair(root, found)
         return found
@@ -81,14 +84,15 @@ def evict(
 
 
 def clear(root: Path, *, progress: Progress | None = None) -> Removal:
-    """Remove every chunk, leftovers of broken writes, and what was set aside as damaged; the folder stays a store.
+    """Remove every chunk, old ones included, leftovers of broken writes, and what was set aside as damaged; the folder
+    stays a store.
 
     Files of other versions and strays stay. Raises StoreUnusable and OSError.
     """
     with claimed(root):
         found = survey(root)
         _remove_chunks(root, found.chunks, progress)
-        _unlink_all(file.path for file in (*found.odd_of("temporary"), *found.odd_of("damaged")))
+        _unlink_all(file.path for file in (*found.odd_of("temporary"), *found.odd_of("damaged"), *found.odd_of("old")))
         aside = own_folder(root, DAMAGED_NAME)
         _unlink_all(aside / name for name in sorted(os.listdir(aside)) if name.endswith(CHUNK_SUFFIX))
         return Removal(len(found.chunks), found.file_bytes, 0, 0)

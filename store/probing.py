@@ -59,7 +59,7 @@ async def _read(source: DiskTier | LowerTier, digest: bytes) -> tuple[float, int
     if isinstance(source, DiskTier):
         header = await source.read_header(digest)
     else:
-        header = await source.fetch_header(digest)
+        header = await source.fetch_header(digest, counted=False)
     if header is None:
         return None
     data = memoryview(bytearray(header.data_bytes))

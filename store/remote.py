@@ -67,8 +67,8 @@ class RemoteTier:
     def __str__(self) -> str:
         return str(self._link.address)
 
-    async def fetch_header(self, digest: bytes) -> ChunkHeader | None:
-        """The header of a chunk, or None for a miss, whatever the reason."""
+    async def fetch_header(self, digest: bytes, *, counted: bool = True) -> ChunkHeader | None:
+        """The header of a chunk, or None for a miss, whatever the reason; not `counted`, it is neither hit nor miss."""
         try:
             answer = await self._link.read("HMGET", self._key(digest), HEADER_FIELD, SIZE_FIELD)
             self._counts.note_lookup(answer.seconds)
@@ -78,15 +78,15 @@ class RemoteTier:
             return None
         except ForeignFile as error:
             self._warn("foreign", f"chunk {digest.hex()} is not for this program and is left alone: {error}")
-            self._counts.misses += 1
+            self._counts.misses += counted
             return None
         except (ChunkDamaged, RemoteRefused) as error:
             await self._discard(digest, str(error))
             return None
         if header is None:
-            self._counts.misses += 1
+            self._counts.misses += counted
         else:
-            self._counts.hits += 1
+            self._counts.hits += counted
         return header
 
     async def read_layers(self, header: ChunkHeader, data: memoryview, first: int, stop: int) -> None:

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from kvblend.store.aside import NOTHING, Aside, count_aside
 from kvblend.store.disk import CHUNK_SUFFIX, CHUNKS_NAME, DAMAGED_NAME, TEMP_SUFFIX
-from kvblend.store.errors import ChunkDamaged, ChunkError, ForeignFile, StoreError, StoreUnusable
+from kvblend.store.errors import ChunkDamaged, ChunkError, ForeignFile, OldFile, StoreError, StoreUnusable
 from kvblend.store.files import open_regular, read_head
 from kvblend.store.format import ChunkHeader, KVShape, parse_header
 from kvblend.store.keys import tag_of, tenant_of
@@ -23,8 +23,8 @@ from kvblend.store.root import check_marker
 
 Progress = Callable[[int, int], None]
 """Hears how much of how much is done."""
-FileKind = Literal["damaged", "foreign", "temporary", "stray"]
-ODD_KINDS: tuple[FileKind, ...] = ("damaged", "foreign", "temporary", "stray")
+FileKind = Literal["damaged", "old", "foreign", "temporary", "stray"]
+ODD_KINDS: tuple[FileKind, ...] = ("damaged", "old", "foreign", "temporary", "stray")
 
 _BLOCK_BYTES = 1 << 20
 _FOLDER_NAME = re.compile(r"[0-9a-f]{2}")
@@ -52,11 +52,15 @@ class ChunkInfo:
 
 @dataclass(frozen=True, slots=True)
 class OddFile:
-    """A file that is no usable chunk. `stray` ones have a name that no store gives, and are nobody's business here."""
+    """A file that is no usable chunk. `stray` ones have a name that no store gives, and are nobody's business here.
+
+    `old` ones are chunks of an older format `version` that nobody will ever ask for; of others that is None.
+    """
 
     path: Path
     kind: FileKind
     reason: str
+    version: int | None = None
 
 
 @dataclass(slots=True)
@@ -145,6 +149,8 @@ def survey(
             header, written_at = look(path), path.stat().st_mtime
         except FileNotFoundError:
             continue
+        except OldFile as error:
+            found.odd.append(OddFile(path, "old", str(error), error.version))
         except ForeignFile as error:
             found.odd.append(OddFile(path, "foreign", str(error)))
         except (ChunkError, OSError) as error:

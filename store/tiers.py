@@ -27,8 +27,11 @@ class LowerTier(LayerSource, Protocol):
     back. Every method has a time limit of its own, and a failure is never more than a miss.
     """
 
-    async def fetch_header(self, digest: bytes) -> ChunkHeader | None:
-        """The header of a chunk, verified; None where there is none, or it cannot be had."""
+    async def fetch_header(self, digest: bytes, *, counted: bool = True) -> ChunkHeader | None:
+        """The header of a chunk, verified; None where there is none, or it cannot be had.
+
+        Where it is asked for measuring only, it is not to be `counted` as a look-up.
+        """
 
     async def write(self, key: ChunkKey, packed_ids: bytes, layers: Sequence[memoryview]) -> object:
         """Keep a chunk. Raises where it could not be kept."""

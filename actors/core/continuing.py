@@ -65,12 +65,21 @@ class Continuing:
         layout = PromptLayout.of([(SegmentKind.CHUNK, ids[:tokens]), (SegmentKind.QUESTION, ids[tokens:])])
         entry.job = replace(job, layout=layout, keys=(ev.SegmentKeys(), ev.SegmentKeys()))
         turns = tuple(turn for turn in kept.turns if turn <= tokens + LOOSE_TOKENS)
-        entry.continued = Continued(kept.request_id, tokens, len(chunks), kept.origin, turns)
+        entry.continued = Continued(kept.request_id, tokens, len(chunks), kept.origin, turns, job)
         entry.hits = ()
         how = "exact" if kept.origin.blend is None else "as it was blended"
         note = f"the next turn of a conversation: the KV of its first {tokens} tokens was kept, {how}"
         plan = BlendPlan.of(layout, [Reuse.EXACT, Reuse.FRESH], 0.0)
         return Decision(plan, (), (), (), (note,))
+
+    def undo(self, entry: Entry, out: list[ev.SchedulerCommand]) -> None:
+        """Have a prompt that was to go on from a kept sequence begin with nothing: the device lost that one."""
+        if entry.continued is None:
+            return
+        entry.job = entry.continued.job
+        if entry.continued.request_id in {kept.request_id for kept in self.kept}:
+            self._free(self.kept.drop(entry.continued.request_id), out)
+        entry.continued = None
 
     def _free(self, kept: Kept, out: list[ev.SchedulerCommand]) -> None:
         self._state.pages_used -= kept.pages

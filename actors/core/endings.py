@@ -61,7 +61,7 @@ class Endings:
             finished = Finished(entry.request_id, reason, entry.usage(at_s), chunks=(chunk,))
         else:
             finished = Finished(entry.request_id, reason, entry.usage(at_s))
-            self._state.forecast.note_answer(entry.decode_ms)
+            self._state.forecast.note_answer(entry.decode_ms, entry.output_tokens)
         self._end(entry, Phase.FINISHED, finished, out)
 
     def stored(self, event: ev.Stored, out: list[ev.SchedulerCommand]) -> None:

@@ -20,7 +20,7 @@ from kvblend.store.keys import ChunkKey
 class Continued:
     """The kept sequence that a prompt began with: how many of its tokens, the chunks among them, and whose KV it is.
 
-    `turns` are the lengths of the prompts answered within these tokens.
+    `turns` are the lengths of the prompts answered within these tokens. `job` is the one before it was laid out anew.
     """
 
     request_id: str
@@ -28,6 +28,7 @@ class Continued:
     chunks: int
     origin: Origin
     turns: tuple[int, ...]
+    job: Job
 
 
 EndKind = Literal["cancelled", "deadline", "fault"]
@@ -42,8 +43,8 @@ class Entry:
     end after the step it is in; `rounds` counts how often it waited for chunks; `distrusted`: stored KV was
     found wrong, and nothing stored is used for it any more; `shared`: its prompt was not computed alone.
 
-    `arrival` and `turn` number arrivals and first admissions, `start_s` is when it must start; `overtaken` and
-    `skipped` count who and what passed it by (`ordering`). `progress` is how far its prompt has come on the device;
+    `arrival` and `turn` number arrivals and first admissions; `overtaken` and `skipped` count who and what passed it by
+    (`ordering`). `progress` is how far its prompt has come on the device;
     `device_ms` and `decode_ms` are its share of the steps that its prompt and its answer were in. `continued` is what
     it began with, where it is the next turn of a conversation.
     """
@@ -77,7 +78,6 @@ class Entry:
     compute_ms: float = 0.0
     shared: bool = False
     arrival: int = 0
-    start_s: float = 0.0
     turn: int = 0
     overtaken: int = 0
     skipped: int = 0

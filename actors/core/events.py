@@ -104,11 +104,11 @@ class Sampled:
 class ItemResult:
     """What one step did for one request. `prefill` is set in the step that finished the prompt.
 
-    `row_layers` counts the rows that were computed, layer by layer.
+    `row_layers` counts the rows that were computed, layer by layer. `lost`: what it was to continue is not there.
     """
 
     request_id: str
-    status: Literal["running", "stalled", "sampled", "prefilled", "cancelled", "failed"]
+    status: Literal["running", "stalled", "sampled", "prefilled", "cancelled", "failed", "lost"]
     rows: int = 0
     sampled: Sampled | None = None
     prefill: PrefillReport | None = None

@@ -15,15 +15,28 @@ MARGIN = 0.25
 """A forecast may be this much too long: only who would be late all the same is refused."""
 
 
+TOKENS_TINY = 128
+"""Of shorter prompts most of the time is a step's fixed part: what a token of them takes says nothing of long ones."""
+
+
 class Mean:
-    """A running mean in which old samples fade; None before the first."""
+    """A running mean in which old samples fade; None before the first. `weight` is what a new one counts.
 
-    def __init__(self) -> None:
+    Tiny samples are better than nothing: they count until the first other one, which takes their place.
+    """
+
+    def __init__(self, weight: float = WEIGHT) -> None:
         self.value: float | None = None
+        self._weight = weight
+        self._only_tiny = True
 
-    def note(self, sample: float) -> None:
+    def note(self, sample: float, *, tiny: bool = False) -> None:
         """One more sample."""
-        self.value = sample if self.value is None else (1.0 - WEIGHT) * self.value + WEIGHT * sample
+        if tiny and not self._only_tiny:
+            return
+        anew = self.value is None or (self._only_tiny and not tiny)
+        self._only_tiny = tiny
+        self.value = sample if anew or self.value is None else (1 - self._weight) * self.value + self._weight * sample
 
 
 class Forecast:
@@ -37,17 +50,33 @@ class Forecast:
         self._prompt_s: dict[str, Mean] = {}
         self._answer_s = Mean()
         self._load_s = Mean()
+        self._begun_s: dict[str, Mean] = {}
+        self._step_s = Mean()
+        self._answer_tokens = Mean()
 
     def note_prompt(self, entry: Entry) -> None:
         """Its prompt is computed; `device_ms` is what that took. What went on from kept KV says nothing of others."""
         if entry.continued is not None:
             return
         mean = self._prompt_s.setdefault(_kind(entry.job), Mean())
-        mean.note(1e-3 * entry.device_ms / max(1, entry.job.layout.num_tokens))
+        tokens = max(1, entry.job.layout.num_tokens)
+        mean.note(1e-3 * entry.device_ms / tokens, tiny=tokens < TOKENS_TINY)
 
-    def note_answer(self, decode_ms: float) -> None:
-        """An answer has ended; its tokens behind the first took so much device time."""
+    def note_answer(self, decode_ms: float, tokens: int) -> None:
+        """An answer of so many tokens has ended; those behind the first took so much device time."""
         self._answer_s.note(1e-3 * decode_ms)
+        self._answer_tokens.note(tokens)
+
+    def note_begun(self, entry: Entry) -> None:
+        """Its first token is there: how long that took since it was admitted, beside all others."""
+        if entry.continued is None and entry.first_token_s is not None:
+            mean = self._begun_s.setdefault(_kind(entry.job), Mean())
+            tokens = max(1, entry.job.layout.num_tokens)
+            mean.note((entry.first_token_s - entry.admitted_s) / tokens, tiny=tokens < TOKENS_TINY)
+
+    def note_step(self, step_s: float) -> None:
+        """A step in which answers went on took so long, with all that was in it."""
+        self._step_s.note(step_s)
 
     def note_load(self, job: Job, load_s: float) -> None:
         """What a request reuses is expected to load in so many seconds."""
@@ -67,6 +96,20 @@ class Forecast:
             return compute_s
         tokens = sum(len(s.token_ids) for s in job.layout.segments if s.kind is SegmentKind.CHUNK)
         return max(compute_s, tokens * per_token_s)
+
+    def served_s(self, job: Job) -> float:
+        """Seconds from its admission to the last token beside as many others as lately; 0 where nothing is known.
+
+        An answer is taken to be as long as those before it were, but no longer than it may be.
+        """
+        mean = self._begun_s.get(_kind(job))
+        begun_s = 0.0 if mean is None or mean.value is None else mean.value * job.layout.num_tokens
+        prompt_s = max(begun_s, self.alone_s(job))
+        if job.kind != "generate":
+            return prompt_s
+        longest = job.sampling.max_tokens
+        tokens = min(longest, longest if self._answer_tokens.value is None else self._answer_tokens.value)
+        return prompt_s + (tokens - 1) * (self._step_s.value or 0.0)
 
     def first_token_s(self, job: Job, running: Iterable[Entry], ahead: Sequence[Entry]) -> float | None:
         """Seconds until the first token of a job that comes now, behind `running` ones and those `ahead` in the queue.

@@ -19,10 +19,12 @@ SKIPPED_MAX = 8
 """So many steps pass an admitted prompt by at most."""
 HORIZON_S = 30.0
 """A request without a deadline is ordered as if it had this one."""
+COST_MARGIN = 0.2
+"""A job may take so much longer than those before it did and be in time: what just misses its deadline is lost work."""
 CLIENTS_MAX = 1024
 """Clients whose use is remembered, beyond those that have jobs."""
 
-Rank = tuple[bool, bool, float, bool, float, int]
+Rank = tuple[bool, bool, bool, float, float, int]
 
 
 class Policy(Protocol):
@@ -47,21 +49,20 @@ class ArrivalPolicy:
 
 
 class DeadlinePolicy:
-    """The one that must start first: its deadline less what it takes, max(load, compute).
+    """The one that must start first: its deadline less what it takes to its last token, beside all that runs.
 
-    What waits in the queue before it is the same for whoever goes next, so it decides nothing between them. A request
-    that could not end in time even if it were alone goes behind those that can: it would only make them late, too.
+    What waits in the queue before it is the same for whoever goes next, so it decides nothing between them.
     """
 
     def __init__(self, cost_s: Callable[[Job], float], share_slack: float) -> None:
-        """`cost_s`: seconds a job takes alone, as far as is known."""
+        """`cost_s`: seconds from a job's admission to its end, as far as is known."""
         self._cost_s = cost_s
         self.share_slack = share_slack
 
     def latest_start_s(self, job: Job, accepted_s: float) -> float:
         """Its deadline less what it takes; without a deadline that of `HORIZON_S`."""
         allowed_s = HORIZON_S if job.deadline_ms is None else job.deadline_ms / 1e3
-        return accepted_s + allowed_s - self._cost_s(job)
+        return accepted_s + allowed_s - (1.0 + COST_MARGIN) * self._cost_s(job)
 
 
 def policy_of(name: PolicyName, cost_s: Callable[[Job], float], share_slack: float) -> Policy:
@@ -74,8 +75,9 @@ class Ordering:
 
     1. who was passed by `OVERTAKEN_MAX` later arrivals (a precompute job by `OVERTAKEN_PRECOMPUTE_MAX`), by arrival;
     2. answers and chunks that an answer waits for, before chunks that are computed for later;
-    3. who has had less of the clients that have had over `policy.share_slack` tokens more than the one with fewest;
-    4. the policy; 5. the arrival.
+    3. who can still meet its deadline, before who can not, which would only make others late, too (not with "fcfs");
+    4. who has had less of the clients that have had over `policy.share_slack` tokens more than the one with fewest;
+    5. the policy, and of those that will be late the one that is the least so; 6. the arrival.
 
     So every job that could be admitted is, after those that arrived before it and `OVERTAKEN_MAX` others at most.
     """
@@ -91,7 +93,6 @@ class Ordering:
         """A job comes into the queue. A client that had none is not owed what it did not ask for meanwhile."""
         self._arrivals += 1
         entry.arrival = self._arrivals
-        entry.start_s = self.policy.latest_start_s(entry.job, entry.accepted_s)
         self._had[entry.job.client] = max(self._had.get(entry.job.client, 0.0), self._level)
 
     def admit(self, entry: Entry, others: Iterable[Entry], active: Callable[[], Collection[str]]) -> None:
@@ -124,7 +125,6 @@ class Ordering:
     def ahead_of(self, entry: Entry, waiting: Sequence[Entry], at_s: float) -> list[Entry]:
         """Those of `waiting` that would go before `entry`, if it arrived now."""
         entry.arrival = self._arrivals + 1
-        entry.start_s = self.policy.latest_start_s(entry.job, at_s)
         rank = self._rank([*waiting, entry], (), at_s)
         own = rank(entry)
         return [other for other in waiting if rank(other) < own]
@@ -134,7 +134,9 @@ class Ordering:
 
         def rank(entry: Entry) -> Rank:
             later = entry.job.kind == "precompute"
-            return self.may_stand_back(entry), later, 0.0, _too_late(entry, at_s), entry.start_s, entry.turn
+            # what is left of its time since then is what it was admitted for
+            late, urgency = self._urgency(entry, entry.admitted_s)
+            return self.may_stand_back(entry), later, late, 0.0, urgency, entry.turn
 
         return sorted(entries, key=rank)
 
@@ -155,12 +157,15 @@ class Ordering:
         def rank(entry: Entry) -> Rank:
             later = entry.job.kind == "precompute" and not any(key in wanted for key in entry.owns)
             if self._passed_by(entry, later):
-                return False, False, 0.0, False, 0.0, entry.arrival
-            late = _too_late(entry, at_s)
-            return True, later, beyond[entry.job.client], late, entry.start_s, entry.arrival
+                return False, False, False, 0.0, 0.0, entry.arrival
+            late, urgency = self._urgency(entry, at_s)
+            return True, later, late, beyond[entry.job.client], urgency, entry.arrival
 
         return rank
 
-
-def _too_late(entry: Entry, at_s: float) -> bool:
-    return entry.job.deadline_ms is not None and entry.start_s < at_s
+    def _urgency(self, entry: Entry, at_s: float) -> tuple[bool, float]:
+        """Whether it will be late if it is admitted now, and a number: the smallest goes first."""
+        # what is known of the cost changes while it waits
+        start_s = self.policy.latest_start_s(entry.job, entry.accepted_s)
+        late = entry.job.deadline_ms is not None and start_s < at_s
+        return late, -start_s if late else start_s

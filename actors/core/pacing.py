@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvblend.actors.core.entry import Entry
 from kvblend.actors.core.events import ItemResult, StepItem
+from kvblend.actors.core.forecast import TOKENS_TINY, Mean
 from kvblend.actors.core.progress import Outlook
 from kvblend.engine.layout import Reuse
 
@@ -36,7 +37,10 @@ class Room:
 
 
 class Pace:
-    """Times of steps: what decoding takes by the number of rows, and what a row-layer of a prefill takes on top."""
+    """Times of steps: what decoding takes by the number of rows, and what a row-layer of a prefill takes on top.
+
+    What every step takes is part of decoding; steps without it have a fixed part, which tiny prompts teach.
+    """
 
     def __init__(self, itl_ms_max: float | None, num_layers: int) -> None:
         self.itl_ms_max = itl_ms_max
@@ -44,7 +48,8 @@ class Pace:
         # a slice ends with a step, however much would still fit into it: the fewer layers are left over the better
         self._layers = SLACK + min(LAYERS_PER_STEP, key=lambda layers: -num_layers % layers)
         self._decode_ms: dict[int, float] = {}
-        self._row_layer_ms: dict[bool, float] = {}
+        self._row_layer_ms: dict[bool, Mean] = {}
+        self._fixed_ms = Mean(WEIGHT)
 
     def decode_ms(self, rows: int) -> float:
         """What a step of this many decoding rows takes alone; that of fewer where it is not known, 0 at first."""
@@ -60,8 +65,15 @@ class Pace:
         """
         if entry.progress.row_layer_ms is not None:
             return entry.progress.row_layer_ms
-        any_kind = max(self._row_layer_ms.values(), default=None)
-        return self._row_layer_ms.get(blends(entry), any_kind)
+        return self._kind_ms(blends(entry))
+
+    def _kind_ms(self, blend: bool) -> float | None:
+        known = {kind: mean.value for kind, mean in self._row_layer_ms.items() if mean.value is not None}
+        return known.get(blend, max(known.values(), default=None))
+
+    def _base_ms(self, decoding: int) -> float:
+        """What a step takes before anything of a prompt is computed."""
+        return self.decode_ms(decoding) if decoding else self._fixed_ms.value or 0.0
 
     def note(self, decoding: int, prefills: Sequence[tuple[Entry, ItemResult]], step_ms: float) -> None:
         """A step with so many decoding rows and these prefills took `step_ms` of the device."""
@@ -73,20 +85,30 @@ class Pace:
             self._decode_ms[decoding] = (1.0 - WEIGHT) * before + WEIGHT * step_ms
         if not work:
             return
-        sample = max(0.05 * step_ms, step_ms - self.decode_ms(decoding)) / work
+        tiny = all(self._is_tiny(entry) for entry, _ in prefills)
+        if tiny and not decoding:
+            speeds = [(self._kind_ms(blends(entry)) or 0.0) * result.row_layers for entry, result in prefills]
+            self._fixed_ms.note(max(0.0, step_ms - sum(speeds)))
+        sample = max(0.05 * step_ms, step_ms - (0.0 if tiny and not decoding else self._base_ms(decoding))) / work
         for entry, result in prefills:
             if result.row_layers < ROWS_MIN:
                 continue
             entry.progress.note_speed(sample)
-            before = self._row_layer_ms.get(blends(entry), sample)
-            self._row_layer_ms[blends(entry)] = (1.0 - WEIGHT) * before + WEIGHT * sample
+            self._row_layer_ms.setdefault(blends(entry), Mean(WEIGHT)).note(sample, tiny=tiny)
+
+    def _is_tiny(self, entry: Entry) -> bool:
+        """Whether there is so little to compute of it that a step takes most of its time for other things."""
+        if entry.decision is None:
+            return False
+        work = Outlook.of(entry.job, entry.decision, self._num_layers).row_layers
+        return work < TOKENS_TINY * self._num_layers
 
     def room(self, decoding: int, rows_max: int, bounded: bool) -> Room:
         """What prefills may take of a step with so many decoding rows. `bounded`: somebody waits for the step's end."""
         rows = max(1, rows_max - decoding)
         if self.itl_ms_max is None or not bounded:
             return Room(None, rows)
-        decode_ms, least_ms = self.decode_ms(decoding), PROGRESS_MIN * self.itl_ms_max
+        decode_ms, least_ms = self._base_ms(decoding), PROGRESS_MIN * self.itl_ms_max
         if decode_ms + least_ms > self.itl_ms_max:
             return Room(BEYOND * decode_ms, rows)
         return Room(max((1.0 - MARGIN) * self.itl_ms_max - decode_ms, least_ms), rows)

@@ -44,7 +44,7 @@ class SchedulerState:
         self.pages_used = 0
         self.parity_failures = 0
         self.forecast = Forecast(limits.max_num_seqs)
-        policy = policy_of(limits.policy, self.forecast.alone_s, limits.max_num_batched_tokens)
+        policy = policy_of(limits.policy, self.forecast.served_s, limits.max_num_batched_tokens)
         self.ordering = Ordering(policy)
         self.pace = Pace(limits.itl_ms_max, limits.num_layers)
         self.lever = RatioLever(limits.ratio_lever_floor, limits.max_num_seqs)

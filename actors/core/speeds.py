@@ -71,10 +71,12 @@ class TierMeter:
 class ComputeMeter:
     """Seconds per prompt row through all layers, of prefills that had the device to themselves.
 
-    Blends and full prefills are kept apart: rows that are scattered over a long prompt cost more than neighbours.
+    Blends and full prefills are kept apart: rows that are scattered over a long prompt cost more than neighbours. What
+    was profiled with a short blend at the start stands in for blends until there is one.
     """
 
     def __init__(self) -> None:
+        self._profiled: float | None = None
         self._blend: float | None = None
         self._full: float | None = None
 
@@ -88,12 +90,20 @@ class ComputeMeter:
         else:
             self._full = sample if self._full is None else (1.0 - WEIGHT) * self._full + WEIGHT * sample
 
+    def profile(self, rows: float, seconds: float) -> None:
+        """A blend of the start, before any request, computed what `rows` rows through all layers are."""
+        if rows > 0 and seconds >= SAMPLE_COMPUTE_S_MIN:
+            self._profiled = seconds / rows
+
     @property
     def blend_row_s(self) -> float | None:
-        """Seconds per row in a blend, reading and choosing included; None before the first."""
-        return self._blend
+        """Seconds per row in a blend, reading and choosing included; None where nothing is known of any."""
+        if self._blend is not None or self._profiled is None:
+            return self._blend
+        # the profile's prompt was short, and a row costs more behind a long one
+        return max(self._profiled, self._full or 0.0)
 
     @property
     def row_s(self) -> float | None:
         """Seconds per row wherever it is computed, the higher one of what is known."""
-        return max((value for value in (self._blend, self._full) if value is not None), default=None)
+        return max((value for value in (self._blend, self._full) if value is not None), default=self._profiled)

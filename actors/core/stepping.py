@@ -79,6 +79,10 @@ class Stepping:
                 self._distrust(entry, result.prefill.parity_error, out)
             elif result.status == "failed":
                 state.endings.fail(entry, "internal", result.error, out)
+            elif result.status == "lost":
+                entry.replan = "the KV of its earlier turn is not on the device any more"
+                state.continuing.undo(entry, out)
+                state.admission.plan_again(entry, out)
             elif entry.replan and result.status not in ("sampled", "prefilled"):
                 state.admission.plan_again(entry, out)
             elif result.status == "cancelled":
@@ -100,6 +104,8 @@ class Stepping:
                 prefills.append((entry, result))
                 entry.progress.note(result, self._asked.get(result.request_id), state.limits.num_layers)
         state.pace.note(len(decoding), prefills, event.compute_ms)
+        if decoding:
+            state.forecast.note_step(1e-3 * event.compute_ms)
         work = sum(result.row_layers for _, result in prefills)
         answers_ms = min(event.compute_ms, state.pace.decode_ms(len(decoding))) if prefills else event.compute_ms
         for entry in decoding:
@@ -126,6 +132,7 @@ class Stepping:
             return
         if entry.first_token_s is None:
             entry.first_token_s = at_s
+            self._state.forecast.note_begun(entry)
             self._state.endings.release_precomputes(entry)
         entry.output_tokens += 1
         entry.output_ids.append(result.sampled.token_id)

@@ -111,9 +111,9 @@ class _Desks:
         self._started_at = int(time.time())
         self._apis: dict[str, Api] = {}
 
-    def system_of(self, caller: Caller, *, counted: bool) -> MeteredSystem:
-        """The system as this caller sees it; `counted` as for `TenantSystem`."""
-        return MeteredSystem(TenantSystem(self._system, caller, counted=counted), self._metrics)
+    def system_of(self, caller: Caller, *, counted: bool, peer: str = "") -> MeteredSystem:
+        """The system as this caller sees it; `counted` and `peer` as for `TenantSystem`."""
+        return MeteredSystem(TenantSystem(self._system, caller, counted=counted, peer=peer), self._metrics)
 
     def find(self, scope: Scope) -> Api:
         """The state of the caller whose HTTP request this is."""
@@ -126,7 +126,16 @@ class _Desks:
             # the tenant has a new key: what runs for it goes on
             api = replace(api, system=self.system_of(caller, counted=False), caller=caller)
         self._apis[caller.tenant_id] = api
+        if caller.tenant is None:
+            # all of them have one caller's state, but each address its own share of the server
+            return replace(api, system=self.system_of(caller, counted=False, peer=_peer_of(scope)))
         return api
+
+
+def _peer_of(scope: Scope) -> str:
+    """The address of the other end; its port says nothing, an HTTP client has many."""
+    client = scope.get("client")
+    return f"http-{client[0]}" if client else ""
 
 
 def _check_origin(websocket: WebSocket, origins: Collection[str]) -> None:

@@ -76,12 +76,14 @@ class Callers:
 class TenantSystem(ForwardingSystem):
     """Every request is this caller's, and so is the library.
 
-    `counted` says that each submission counts as a request of its own; over HTTP the exchange has been counted.
+    `counted` says that each submission counts as a request of its own; over HTTP the exchange has been counted. `peer`
+    is who asks, for fair shares, where a request does not say so itself and there is no key.
     """
 
-    def __init__(self, system: SystemPort, caller: Caller, *, counted: bool) -> None:
+    def __init__(self, system: SystemPort, caller: Caller, *, counted: bool, peer: str = "") -> None:
         super().__init__(system)
         self._caller = caller
+        self._peer = peer
         self._counted = counted
 
     @property
@@ -97,7 +99,8 @@ class TenantSystem(ForwardingSystem):
             self._caller.allowance.count()
         self._caller.allowance.enter()
         try:
-            stream = await self._system.submit(replace(request, tenant=self._caller.tenant_id))
+            own = replace(request, tenant=self._caller.tenant_id, client=request.client or self._peer)
+            stream = await self._system.submit(own)
         except BaseException:
             self._caller.allowance.leave()
             raise

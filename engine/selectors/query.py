@@ -25,10 +25,10 @@ SENSITIVITY_POWER = 1.5
 class QuerySelector:
     """Rows that receive most attention from the question's rows, weighted by the norm of their V.
 
-    A first pass runs the fresh rows over the reused KV through all layers and scores every key (summed over
-    `score_layers`, heads and question rows); no layer is computed in full. The second pass computes the chosen and the
-    fresh rows. A residual corrects the rows that are left by what the chosen ones show. As "sensitive" the attention
-    is weighted with how much the tokens' KV differed between the two texts it was computed behind.
+    A first pass runs the fresh rows over the reused KV, up to the last of `score_layers`, and scores every key (summed
+    over those layers, heads and question rows); no layer is computed in full. The second pass computes the chosen and
+    the fresh rows. A residual corrects the rows that are left by what the chosen ones show. As "sensitive" the
+    attention is weighted with how much the tokens' KV differed between the two texts it was computed behind.
     """
 
     def __init__(self, spec: SelectorSpec | None = None) -> None:
@@ -37,7 +37,7 @@ class QuerySelector:
         self._picker = Picker(self.spec)
 
     def passes(self, context: SelectionContext) -> Passes:
-        """[0..L-1: fresh rows, scored][0..L-1: chosen and fresh rows]; without a budget one plain pass."""
+        """[0..s: fresh rows, scored][0..L-1: chosen and fresh], s the last scored layer; no budget: one plain pass."""
         self.spec.check_model(context.num_layers)
         if context.budget == 0:
             yield plain_pass(context)
@@ -53,11 +53,11 @@ def question_attention(
 ) -> Generator[Pass, Observation, torch.Tensor]:
     """One pass of the fresh rows over the reused KV; returns the scores of the cached rows, float32 `[cached]`.
 
-    `sensitive` weights them with the tokens' stored sensitivity, where any was stored with it; a row without one
-    counts as an average row.
+    `sensitive` weights them with the tokens' stored sensitivity (of the layers of the pass), where any was stored with
+    it; a row without one counts as an average row.
     """
-    layers = range(context.num_layers)
     scored = spec.scored(context.num_layers)
+    layers = range(context.num_layers if scored is None else max(scored) + 1)
     seen = yield Pass(layers, context.fresh_rows, observe="attention", score_layers=scored)
     if seen.attention is None:
         raise RuntimeError("the step did not observe attention")

@@ -102,12 +102,11 @@ class SelectorSpec:
             raise BadSelection("score_layers", self.score_layers, limit)
 
     def scored(self, num_layers: int) -> frozenset[int] | None:
-        """The layers whose attention counts, None for all. "middle" is the middle third."""
+        """The layers whose attention counts, None for all. "middle" leaves out the first third and the last fifth."""
         if self.score_layers == "all":
             return None
         if isinstance(self.score_layers, str):
-            third = num_layers // 3
-            return frozenset(range(third, num_layers - third))
+            return frozenset(range(num_layers // 3, num_layers - num_layers // 5))
         return frozenset(self.score_layers)
 
 

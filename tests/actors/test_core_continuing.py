@@ -193,3 +193,52 @@ def test_kv_of_a_ratio_that_load_had_lowered_is_not_kept() -> None:
     for _ in range(3):
         subject.step(result("r", "sampled"))
     assert subject.of(ev.FreeSequence) == [ev.FreeSequence("r")]
+
+
+def lost_turn(**limits: Any) -> Driver:
+    """The next turn has begun on a device that has nothing of the first."""
+    subject = driver(**limits)
+    answer(subject, generate("r", A, B), exact=(0, 1, 2))
+    assert started(subject, next_turn("next", A, B), (0, 1), (2,)).continues is not None
+    subject.step(result("next", "lost"))
+    return subject
+
+
+def test_a_turn_whose_beginning_the_device_has_lost_is_planned_as_if_nothing_had_been_kept() -> None:
+    subject = lost_turn()
+    assert [command.job for command in subject.of(ev.Lookup)] == [next_turn("next", A, B)]
+    subject.look_up("next", (0, 1), (2,))
+    (start,) = subject.of(ev.StartSequence)
+    assert start.continues is None
+    assert start.plan.reuse == (Reuse.EXACT, Reuse.EXACT, Reuse.CACHED, Reuse.FRESH)
+
+
+def test_its_slots_are_freed_before_it_starts_again() -> None:
+    assert ev.FreeSequence("next") in lost_turn().commands
+
+
+def test_what_the_device_has_lost_is_kept_no_longer() -> None:
+    subject = lost_turn()
+    assert list(subject.state.continuing.kept) == []
+    assert subject.state.pages_used == subject.entry("next").pages
+
+
+def test_its_figures_say_that_it_was_planned_again() -> None:
+    subject = lost_turn()
+    subject.look_up("next", (0, 1), (2,))
+    usage = subject.entry("next").usage(9.0)
+    assert usage.notes[-1] == "planned again: the KV of its earlier turn is not on the device any more"
+    assert "device" not in usage.tiers
+    assert (usage.chunk_hits, usage.chunk_misses) == (2, 0)
+
+
+def test_a_turn_that_was_cancelled_meanwhile_ends() -> None:
+    subject = driver()
+    answer(subject, generate("r", A))
+    subject.begin(next_turn("next", A))
+    subject.cancel("next")
+    subject.step(result("next", "lost"))
+    end = subject.terminal()
+    assert isinstance(end, Finished)
+    assert end.reason == "cancelled"
+    assert "next" not in subject.state.entries

@@ -27,7 +27,7 @@ def taught(seqs: int = 2) -> Forecast:
     """A prompt of JOB's length takes a second, an answer half of one."""
     forecast = Forecast(seqs)
     forecast.note_prompt(done(1000.0))
-    forecast.note_answer(500.0)
+    forecast.note_answer(500.0, 4)
     return forecast
 
 
@@ -123,3 +123,53 @@ def test_only_answers_with_a_deadline_are_ever_refused() -> None:
     driver = taught_driver()
     assert driver.state.admission.refusal(JOB, 0.0) is None
     assert driver.state.admission.refusal(replace(store("s", B), deadline_ms=0.1), 0.0) is None
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_tiny_prompts_do_not_change_what_a_large_one_is_thought_to_take(first: bool) -> None:
+    forecast, large = Forecast(2), generate("r", tuple(range(10, 1010)), mode="full")
+    for is_large in (first, not first):
+        if is_large:
+            forecast.note_prompt(done(1000.0, large))
+            continue
+        for _ in range(50):
+            forecast.note_prompt(done(60.0))
+    assert forecast.prompt_s(large) == pytest.approx(1.0)
+
+
+def served(admitted_s: float = 1.0, first_token_s: float = 3.0, job: ev.Job = JOB) -> Entry:
+    entry = Entry(job, 0.0)
+    entry.admitted_s, entry.first_token_s = admitted_s, first_token_s
+    return entry
+
+
+def test_a_request_is_served_until_its_last_token_beside_all_others() -> None:
+    forecast = taught()
+    forecast.note_begun(served())
+    forecast.note_step(0.5)
+    assert forecast.served_s(JOB) == pytest.approx(2.0 + 3 * 0.5)
+
+
+def test_an_answer_is_taken_to_be_as_long_as_others_were() -> None:
+    forecast = taught()
+    forecast.note_step(0.5)
+    long = replace(JOB, sampling=replace(JOB.sampling, max_tokens=1000))
+    assert forecast.served_s(long) == pytest.approx(1.0 + 3 * 0.5)
+
+
+def test_nobody_is_thought_to_take_time_before_anything_is_known() -> None:
+    assert Forecast(2).served_s(JOB) == 0.0
+
+
+def test_the_core_learns_how_long_requests_are_served() -> None:
+    driver = taught_driver()
+    driver.begin(JOB)
+    driver.do(ev.StepDone(driver.state.step_number, (result("r", "sampled", prefill=REPORT),), 500.0, 9.0))
+    driver.do(ev.StepDone(driver.state.step_number, (result("r", "sampled"),), 250.0, 9.5))
+    driver.do(ev.StepDone(driver.state.step_number, (result("r", "sampled"),), 250.0, 9.7))
+    # admitted at 0, begun at 9 where the one before had begun at 3; one token is the length that is known
+    begun_s = 0.8 * 3.0 + 0.2 * 9.0
+    assert driver.state.forecast.served_s(JOB) == pytest.approx(begun_s)
+    driver.do(ev.StepDone(driver.state.step_number, (result("r", "sampled"),), 250.0, 9.9))
+    tokens = 0.8 * 1 + 0.2 * 4
+    assert driver.state.forecast.served_s(JOB) == pytest.approx(begun_s + (tokens - 1) * 0.25)

@@ -67,6 +67,37 @@ def test_who_would_be_late_all_the_same_makes_nobody_else_late() -> None:
     assert admit_all(order, [late, fine]) == ["fine", "late"]
 
 
+def test_of_those_that_will_be_late_the_one_that_is_the_least_so_goes_first() -> None:
+    order = queue("edf")
+    waiting = [arrive(order, "a", deadline_ms=500.0), arrive(order, "b", deadline_ms=1500.0)]
+    assert admit_all(order, waiting) == ["b", "a"]
+
+
+def test_a_late_one_goes_behind_others_though_its_client_has_had_less() -> None:
+    order = queue("edf")
+    admit_all(order, [arrive(order, f"a{n}", client="a") for n in range(3)])
+    late = arrive(order, "late", client="b", deadline_ms=1500.0)
+    order._had["b"] = 0.0
+    assert admit_all(order, [late, arrive(order, "fine", client="a", deadline_ms=9000.0)]) == ["fine", "late"]
+
+
+def test_what_is_learnt_while_a_request_waits_counts() -> None:
+    cost_s = [1.0]
+    order = Ordering(policy_of("edf", lambda job: cost_s[0], 0.0))
+    waiting = [arrive(order, "a", deadline_ms=4000.0), arrive(order, "b", deadline_ms=9000.0)]
+    assert order.first(waiting, (), 0.0).request_id == "a"
+    cost_s[0] = 5.0
+    assert order.first(waiting, (), 0.0).request_id == "b"
+
+
+def test_a_prompt_that_was_admitted_in_time_is_not_late_for_being_computed() -> None:
+    order = queue("edf")
+    first, second = arrive(order, "a", deadline_ms=3000.0), arrive(order, "b", deadline_ms=9000.0)
+    for entry in (first, second):
+        order.admit(entry, (), set)
+    assert order.sort_prefills([second, first], 2.0) == [first, second]
+
+
 def test_clients_take_turns() -> None:
     order = queue()
     many = [arrive(order, f"a{n}", client="a") for n in range(4)]

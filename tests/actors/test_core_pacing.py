@@ -10,7 +10,8 @@ from hypothesis.strategies import floats, integers
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.entry import Entry
 from kvblend.actors.core.pacing import BEYOND, MARGIN, PROGRESS_MIN, Pace, Room
-from kvblend.actors.core.planning import decide
+from kvblend.actors.core.planning import Decision, decide
+from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
 
 LAYERS = 10
 
@@ -130,3 +131,47 @@ def test_a_cut_is_never_empty_and_fits_where_it_can(
     assert 1 <= layers <= LAYERS
     moved = slice_rows or item.rows_max
     assert layers == 1 or moved * layers * speed <= ms * (1 + 1e-6)
+
+
+def teach_tiny(pace: Pace, times: int = 200, decoding: int = 0) -> None:
+    """Prompts of 20 tokens: a step takes 50 ms whatever is in it, and 0.01 ms per row-layer."""
+    for _ in range(times):
+        pace.note(decoding, [(entry(20), result(20 * LAYERS))], 50.0 + 0.01 * 20 * LAYERS)
+
+
+@pytest.mark.parametrize("decoding", [0, 2])
+def test_tiny_prompts_do_not_change_what_a_large_one_is_thought_to_take(decoding: int) -> None:
+    pace = taught(speed=0.01)
+    teach_tiny(pace, decoding=decoding)
+    assert pace.row_layer_ms(entry()) == pytest.approx(0.01)
+
+
+def test_tiny_prompts_teach_the_fixed_part_of_a_step_and_a_large_one_what_comes_on_top() -> None:
+    pace = taught(speed=0.02)
+    teach_tiny(pace)
+    for _ in range(20):
+        pace.note(0, [(entry(), result(1000 * LAYERS))], 50.0 + 0.01 * 1000 * LAYERS)
+    assert pace.row_layer_ms(entry()) == pytest.approx(0.01, rel=0.05)
+
+
+def test_the_fixed_part_is_taken_off_the_room_where_nobody_decodes() -> None:
+    pace = taught(speed=0.01)
+    teach_tiny(pace)
+    assert pace.room(0, 8192, True).ms == pytest.approx(100.0 * (1 - MARGIN) - 50.0)
+
+
+def test_tiny_prompts_are_better_than_nothing_until_a_large_one_comes() -> None:
+    pace = Pace(100.0, LAYERS)
+    teach_tiny(pace, 3)
+    assert pace.row_layer_ms(entry()) == pytest.approx(52.0 / (20 * LAYERS))
+    pace.note(0, [(entry(), result(1000 * LAYERS))], 150.0)
+    assert pace.row_layer_ms(entry()) == pytest.approx(0.01, rel=0.6)
+
+
+def test_few_new_rows_behind_many_kept_ones_are_tiny_too() -> None:
+    pace, turn = taught(speed=0.01), entry(cached=True)
+    layout = PromptLayout.of([(SegmentKind.CHUNK, tuple(range(2000))), (SegmentKind.QUESTION, (7,) * 20)])
+    plan = BlendPlan.of(layout, [Reuse.EXACT, Reuse.FRESH], 0.0)
+    turn.decision = Decision(plan, (), (), (), ())
+    pace.note(0, [(turn, result(20 * LAYERS))], 52.0)
+    assert pace.row_layer_ms(entry()) == pytest.approx(0.01)

@@ -69,3 +69,25 @@ def test_prefills_too_small_to_measure_are_left_out(rows: float, seconds: float)
     meter = ComputeMeter()
     meter.note(rows, seconds, blend=True)
     assert meter.row_s is None
+
+
+def test_what_was_profiled_stands_in_until_a_request_was_measured() -> None:
+    meter = ComputeMeter()
+    meter.profile(100.0, 1.0)
+    assert (meter.blend_row_s, meter.row_s) == (0.01, 0.01)
+    meter.note(100.0, 0.5, blend=True)
+    assert (meter.blend_row_s, meter.row_s) == (0.005, 0.005)
+
+
+def test_rows_of_a_blend_are_taken_no_cheaper_than_those_of_a_full_prefill() -> None:
+    meter = ComputeMeter()
+    meter.profile(100.0, 1.0)
+    meter.note(100.0, 2.0, blend=False)
+    assert (meter.blend_row_s, meter.row_s) == (0.02, 0.02)
+
+
+def test_a_profile_that_is_too_short_says_nothing() -> None:
+    meter = ComputeMeter()
+    meter.profile(100.0, 0.01)
+    meter.profile(0.0, 1.0)
+    assert meter.blend_row_s is None

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_system import TEXTS, answer, running
+from small_system import TEXTS, answer, request, running
 
+from kvblend.actors.core import events as ev
 from kvblend.actors.messages import BlendOptions, ChatMessage, Document, Finished, Generate, Sampling
 from kvblend.actors.system import System
 
@@ -72,3 +73,21 @@ async def test_the_same_question_asked_again_is_blended_again(tiny_model_path: P
         _, again = await answer(system, "again", TEXTS)
     assert "device" not in again.usage.tiers
     assert again.usage.tokens_recomputed == first.usage.tokens_recomputed
+
+
+async def test_a_turn_whose_kept_kv_is_gone_is_computed_anew_and_nobody_else_notices(tiny_model_path: Path) -> None:
+    async with running(tiny_model_path, kept_tokens_max=4096) as system:
+        await answer(system, "store", TEXTS, "something else?")
+        await system.settle()
+        first, _ = await answer(system, "first", TEXTS)
+        # as where the blender was replaced and the scheduler has not heard of it yet
+        troupe: Any = system._troupe
+        for kept in troupe._state.continuing.kept:
+            troupe.blender.tell_nowait(ev.FreeSequence(kept.request_id))
+        beside = await system.submit(request("beside", TEXTS, max_tokens=40))
+        _, end = await next_answer(system, "next", first)
+        _, other = await beside.result()
+        restarts = troupe._supervisor.statistics()["blender"].restarts
+    assert "planned again: the KV of its earlier turn is not on the device any more" in end.usage.notes
+    assert (end.usage.chunk_hits, end.usage.tokens_recomputed > 0) == (len(TEXTS), True)
+    assert (other.reason, other.usage.output_tokens, restarts) == ("length", 40, 0)

@@ -3,11 +3,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from raw_http import call
+from starlette.types import Message, Scope
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
 from kvblend.api.client.http import get_json
+from kvblend.api.server.app import create_app
 from kvblend.api.server.limits import ApiLimits
 from tests.api.scripted import Ready, ScriptedSystem, Server, serving
 
@@ -108,3 +111,45 @@ async def test_a_draining_server_refuses_new_connections_with_503() -> None:
         status = (await refusal(server)).response.status_code
         release.set()
     assert status == 503
+
+
+async def asked_from(system: ScriptedSystem, peers: list[tuple[str, int] | None]) -> list[str]:
+    """Who the system takes for the clients of requests that come from these addresses."""
+    app = create_app(system)
+    for peer in peers:
+        body = b'{"messages": [{"role": "user", "content": "q"}]}'
+        scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "query_string": b"",
+            "client": peer,
+        }
+        scope["headers"] = [(b"content-type", b"application/json"), (b"host", b"here")]
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        answer: list[Message] = []
+
+        async def receive(left: list[Message] = messages) -> Message:
+            return left.pop() if left else await asyncio.Future[Message]()
+
+        async def send(message: Message, into: list[Message] = answer) -> None:
+            into.append(message)
+
+        await app(scope, receive, send)
+        assert answer[0]["status"] == 200
+    await system.close()
+    return [request.client for request in system.requests]
+
+
+async def test_without_keys_an_address_is_a_client_whatever_its_port() -> None:
+    clients = await asked_from(ScriptedSystem(), [("10.0.0.1", 5001), ("10.0.0.1", 5002), ("10.0.0.2", 5001), None])
+    assert clients == ["http-10.0.0.1", "http-10.0.0.1", "http-10.0.0.2", ""]
+
+
+async def test_a_proxy_on_this_machine_is_believed_where_a_request_comes_from() -> None:
+    system, ask = ScriptedSystem(), {"messages": [{"role": "user", "content": "q"}]}
+    async with serving(system) as server:
+        for headers in ({}, {"X-Forwarded-For": "10.0.0.7"}):
+            answer = await call(server.port, "POST", "/v1/chat/completions", ask, headers)
+            assert answer.status == 200
+    assert [request.client for request in system.requests] == ["http-127.0.0.1", "http-10.0.0.7"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,15 @@ async def test_a_request_carries_its_tenant() -> None:
     system = ScriptedSystem()
     await (await system_of(system, RateLimits()).submit(request("r1"))).drain()
     assert [one.tenant for one in system.requests] == [ALICE.id]
+    await system.close()
+
+
+async def test_who_asks_is_the_peer_unless_the_request_says_more() -> None:
+    system = ScriptedSystem()
+    own = TenantSystem(system, Callers(None, RateLimits()).find(None), counted=True, peer="http-10.0.0.1")
+    for asked in (request("r1"), replace(request("r2"), client="ws-1")):
+        (await own.submit(asked)).abandon()
+    assert [one.client for one in system.requests] == ["http-10.0.0.1", "ws-1"]
     await system.close()
 
 

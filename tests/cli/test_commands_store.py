@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chunk_files import ChunkFile, flip_byte, make_store
+from chunk_files import ChunkFile, flip_byte, make_store, write_old
 from typer.testing import CliRunner, Result
 
 from kvblend.cli.app import app
@@ -110,6 +110,33 @@ def test_list_takes_a_tag_that_it_showed(root: Path) -> None:
 def test_list_prints_a_line_for_each_chunk(root: Path) -> None:
     lines = invoke("list", root).stdout.splitlines()
     assert {line.split()[0] for line in lines} == {ONE.key.id, TWO.key.id}
+
+
+def test_old_chunks_are_named_and_counted(root: Path) -> None:
+    path = write_old(root, ChunkFile.make(3))
+    reason = "it is of format version 1 and holds a salt in clear; its chunk has another id by now"
+    named = [{"file": str(path), "version": 1, "reason": reason}]
+    found = fields("stats", root)
+    assert (found["chunks"], found["old"], found["old_files"]) == (2, 1, named)
+    checked = fields("check", root)
+    assert (checked["old"], checked["old_removed"]) == (named, False)
+    assert f"{path}: it is of format version 1" in invoke("stats", root).stdout
+    assert f"{path}: it is of format version 1" in invoke("check", root).stdout
+
+
+def test_few_of_many_old_chunks_are_shown(root: Path) -> None:
+    for number in range(3, 16):
+        write_old(root, ChunkFile.make(number))
+    shown = invoke("stats", root).stdout
+    assert shown.count("old  /") == 10
+    assert "13 old files are never read" in shown
+
+
+def test_old_chunks_are_removed_when_that_is_asked_for(root: Path) -> None:
+    path = write_old(root, ChunkFile.make(3))
+    assert fields("check", root, "--remove-old")["old_removed"] is True
+    assert not path.exists()
+    assert fields("stats", root)["old_files"] == []
 
 
 def test_a_clean_check_exits_with_0(root: Path) -> None:

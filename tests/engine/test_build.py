@@ -157,6 +157,7 @@ QUESTIONS = len(QUESTION) / CACHED
         ({"check_layers": (2,)}, lambda r: (3 + r) / LAYERS),
         ({"check_layers": (1, 2)}, lambda r: (3 + r) / LAYERS),
         ({"selector": "query"}, lambda r: r + QUESTIONS),
+        ({"selector": "query", "score_layers": (0, 1)}, lambda r: r + QUESTIONS * 2 / LAYERS),
         ({"selector": "random"}, lambda r: r),
         ({"selector": "sinks"}, lambda r: r),
         ({"selector": "union"}, lambda r: (2 + 2 * r) / LAYERS + QUESTIONS),

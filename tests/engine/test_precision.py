@@ -158,7 +158,7 @@ def test_slots_get_the_decoded_numbers_with_k_turned(stored: str, width: int) ->
     cos, sin = torch.rand(TOKENS, width), torch.rand(TOKENS, width)
     slab = torch.full((2, HEADS, TOKENS + 4, DIM), math.nan)
     slots = slab[0, :, 3 : 3 + TOKENS], slab[1, :, 3 : 3 + TOKENS]
-    form.decode_into(raw, TOKENS, slots, (cos, sin))
+    form.decode_into([(0, TOKENS, raw)], slots, (cos, sin))
     k, v = form.decode(raw, TOKENS)
     torch.testing.assert_close(slots[0], rotate(k, cos, sin))
     assert torch.equal(slots[1], v)
@@ -171,7 +171,7 @@ def test_what_rounding_does_behind_a_rotation_stays_below_its_limit(seed: int, s
     angle = torch.randn(TOKENS, DIM // 2).repeat(1, 2)
     turn = angle.cos(), torch.cat((-angle.sin()[:, : DIM // 2], angle.sin()[:, DIM // 2 :]), dim=1)
     slots = torch.empty_like(kv[0]), torch.empty_like(kv[1])
-    form.decode_into(form.encode(tensor_bytes(kv), TOKENS), TOKENS, slots, turn)
+    form.decode_into([(0, TOKENS, form.encode(tensor_bytes(kv), TOKENS))], slots, turn)
     for got, wanted in zip(slots, (rotate(kv[0], *turn), kv[1]), strict=True):
         assert float((got - wanted).abs().max()) <= form.rounding_max * float(kv.abs().max())
     assert precision("float32").rounding_max == 0.0
@@ -184,7 +184,8 @@ def test_other_compute_dtypes_get_their_own_numbers(compute: torch.dtype) -> Non
     raw = form.encode(tensor_bytes(kv), TOKENS)
     slots = torch.empty(HEADS, TOKENS, DIM, dtype=compute), torch.empty(HEADS, TOKENS, DIM, dtype=compute)
     table = torch.float64 if compute == torch.float64 else torch.float32
-    form.decode_into(raw, TOKENS, slots, (torch.ones(TOKENS, DIM, dtype=table), torch.zeros(TOKENS, DIM, dtype=table)))
+    turn = torch.ones(TOKENS, DIM, dtype=table), torch.zeros(TOKENS, DIM, dtype=table)
+    form.decode_into([(0, TOKENS, raw)], slots, turn)
     limit = 2 * form.rounding_max * float(kv.abs().max())
     assert float((slots[0] - kv[0]).abs().max()) < limit
     assert float((slots[1] - kv[1]).abs().max()) < limit
@@ -231,16 +232,38 @@ def test_without_a_second_kv_there_is_no_echo() -> None:
     assert form.echo(payload, TOKENS) is None
 
 
+def placed(form: Precision, starts: list[int]) -> tuple[list[tuple[int, int, memoryview]], int]:
+    """Encoded segments at these positions, and how many positions there are."""
+    raws = [form.encode(tensor_bytes(layer(start)), TOKENS) for start in starts]
+    return [(start, start + TOKENS, raw) for start, raw in zip(starts, raws, strict=True)], starts[-1] + TOKENS + 2
+
+
+@pytest.mark.parametrize("stored", ["float32", *NARROW])
+@pytest.mark.parametrize("starts", [[1, 1 + TOKENS, 1 + 2 * TOKENS], [0, TOKENS + 3], [2, 2 + TOKENS, 4 + 2 * TOKENS]])
+def test_segments_are_decoded_together_as_each_alone(stored: str, starts: list[int]) -> None:
+    form = precision(stored)
+    parts, length = placed(form, starts)
+    turn = torch.rand(length, DIM), torch.rand(length, DIM)
+    together, alone = (torch.zeros(2, HEADS, length, DIM) for _ in range(2))
+    form.decode_into(parts, (together[0], together[1]), turn)
+    for part in parts:
+        form.decode_into([part], (alone[0], alone[1]), turn)
+    torch.testing.assert_close(together, alone)
+    assert not bool((together == 0).all(dim=-1).all(dim=0).all(dim=0)[starts[0] : starts[0] + TOKENS].any())
+
+
 @pytest.mark.parametrize("stored", ["float32", *NARROW])
 def test_some_rows_are_decoded_as_all_would_be(stored: str) -> None:
     form = precision(stored)
-    payload = form.encode(tensor_bytes(layer(3)), TOKENS)
-    angles = torch.rand(TOKENS, DIM)
+    parts, length = placed(form, [0, TOKENS + 1])
+    angles = torch.rand(length, DIM)
     turn = (angles.cos(), angles.sin())
-    whole, some = [(torch.zeros(HEADS, TOKENS, DIM), torch.zeros(HEADS, TOKENS, DIM)) for _ in range(2)]
-    form.decode_into(payload, TOKENS, whole, turn)
-    form.decode_rows_into(payload, TOKENS, some, turn, torch.tensor([1, 4]))
-    for all_rows, two in zip(whole, some, strict=True):
+    whole, some = [(torch.zeros(HEADS, length, DIM), torch.zeros(HEADS, length, DIM)) for _ in range(2)]
+    form.decode_into(parts, whole, turn)
+    rows = torch.tensor([1, 4]), torch.tensor([0, 2, 3])
+    form.decode_rows_into([(*part, some_rows) for part, some_rows in zip(parts, rows, strict=True)], some, turn)
+    at = [1, 4, TOKENS + 1, TOKENS + 3, TOKENS + 4]
+    for all_rows, few in zip(whole, some, strict=True):
         wanted = torch.zeros_like(all_rows)
-        wanted[:, [1, 4]] = all_rows[:, [1, 4]]
-        torch.testing.assert_close(two, wanted)
+        wanted[:, at] = all_rows[:, at]
+        torch.testing.assert_close(few, wanted)

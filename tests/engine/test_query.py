@@ -54,9 +54,14 @@ def test_a_residual_is_used_where_rows_are_left(budget: int, corrects: bool) -> 
     assert isinstance(second.residual, Residual) == corrects
 
 
-@pytest.mark.parametrize(("layers", "scored"), [("all", None), ("middle", {1, 2}), ((0, 3), {0, 3})])
-def test_which_layers_are_scored_is_set(layers: tuple[int, ...] | NamedLayers, scored: set[int] | None) -> None:
-    assert next(QuerySelector(SelectorSpec("query", score_layers=layers)).passes(context(3))).score_layers == scored
+@pytest.mark.parametrize(
+    ("layers", "scored", "end"), [("all", None, 4), ("middle", {1, 2, 3}, 4), ((0, 3), {0, 3}, 4), ((1,), {1}, 2)]
+)
+def test_which_layers_are_scored_is_set_and_the_pass_ends_behind_them(
+    layers: tuple[int, ...] | NamedLayers, scored: set[int] | None, end: int
+) -> None:
+    first = next(QuerySelector(SelectorSpec("query", score_layers=layers)).passes(context(3)))
+    assert (first.score_layers, first.layers) == (scored, range(end))
 
 
 def test_a_layer_beyond_the_model_is_refused() -> None:

@@ -9,7 +9,7 @@ from kvblend.engine.attention.sdpa import SdpaBackend
 from kvblend.engine.kv import PAGE_TOKENS, SlabPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
 from kvblend.engine.output import OutputText
-from kvblend.engine.runner import Runner, SequenceSpec
+from kvblend.engine.runner import Runner, SequenceSpec, TickResult
 from kvblend.engine.sampling import SamplingPlan
 from kvblend.engine.selectors.plain import PlainSelector
 
@@ -102,6 +102,23 @@ def test_what_was_not_computed_cannot_be_continued_and_holds_nothing(
     runner.start(spec("first", FIRST))
     answer(runner, "first", 1)
     used = runner.pool.tokens_used
-    with pytest.raises(ValueError, match=f"second does not begin with {kept} of the"):
-        runner.start(spec("second", ids, earlier, kept))
+    runner.start(spec("second", ids, earlier, kept))
+    assert runner.tick([("second", 1000, None)]) == [TickResult("second", "lost")]
     assert runner.pool.tokens_used == used == -(-24 // PAGE_TOKENS) * PAGE_TOKENS
+
+
+def test_who_runs_beside_one_that_cannot_be_continued_goes_on() -> None:
+    runner = new_runner()
+    runner.start(spec("first", FIRST))
+    runner.start(spec("second", (*FIRST, *MORE), "nobody", len(FIRST)))
+    results = runner.tick([("first", 1000, None), ("second", 1000, None)])
+    assert [(result.request_id, result.status) for result in results] == [("first", "sampled"), ("second", "lost")]
+
+
+def test_it_may_start_afresh_once_it_was_freed() -> None:
+    runner = new_runner()
+    runner.start(spec("second", (*FIRST, *MORE), "nobody", len(FIRST)))
+    runner.free("second")
+    assert runner.tick([("second", 1000, None)]) == []
+    runner.start(spec("second", (*FIRST, *MORE)))
+    assert runner.tick([("second", 1000, None)])[0].status == "sampled"

@@ -98,3 +98,13 @@ def test_who_finds_the_queue_full_is_refused() -> None:
     assert len(ends) == LOAD.requests
     assert sum(end is None for end in ends) > 100
     assert sum(isinstance(end, Finished) for end in ends) >= 10
+
+
+@pytest.mark.parametrize("overload", [1.0, 4.0])
+def test_with_the_earliest_deadline_first_no_fewer_are_met_than_first_come_first_served(overload: float) -> None:
+    """Four times as many requests as can be answered: who cannot be in time must not take the place of who can."""
+    load = dataclasses.replace(LOAD, requests=600, rate=8.0 * overload, deadline_share=1.0, deadline_s=(0.4, 3.0))
+    costs = dataclasses.replace(DEVICE, row_layer_s=1.5e-4)
+    outcomes = [run(load, costs, policy=name, itl_ms_max=100.0)[0] for name in ("fcfs", "edf")]
+    met = [summarize(outcome, "")["deadlines_met"] for outcome in outcomes]
+    assert met[1] >= met[0]

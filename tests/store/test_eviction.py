@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvblend.store.eviction import POLICIES, EvictionPolicy, LeastWorth, make_policy
+from kvblend.store.eviction import POLICIES, EvictionPolicy, LeastWorth, make_policy, round_worth
 
 
 def fill(policy: EvictionPolicy, *items: tuple[bytes, int, float]) -> None:
@@ -121,12 +124,53 @@ def test_an_unknown_policy_is_refused_with_the_choices() -> None:
         make_policy("fifo")
 
 
-def test_uses_do_not_make_the_heap_grow() -> None:
+def test_what_an_eviction_searches_does_not_grow_with_the_items() -> None:
+    """The heap is all that is not constant time, and it is over worths: few, and as few for ten times the items."""
+    sizes = []
+    for count in (1_000, 10_000):
+        policy, source = LeastWorth(), random.Random(1)
+        for number in range(count):
+            policy.add(b"%d" % number, 4096, source.uniform(0.1, 1.0))
+            policy.use(b"%d" % source.randrange(number + 1))
+        sizes.append(len(policy._calls))
+    assert sizes[1] <= 2 * sizes[0] < 200
+
+
+def test_uses_leave_nothing_behind() -> None:
     policy = LeastWorth()
-    policy.add(b"a", 1, 1.0)
-    for _ in range(10_000):
-        policy.use(b"a")
-    assert len(policy._heap) < 100
+    for number in range(20):
+        policy.add(b"%d" % number, 1, 1.0)
+    for _ in range(1_000):
+        policy.use(b"0")
+    drain(policy)
+    assert not policy._lines
+    assert not policy._calls
+
+
+@given(st.floats(2.0**-64, 2.0**64, exclude_max=True))
+def test_a_worth_loses_a_ninth_at_most(worth: float) -> None:
+    assert 8 / 9 * worth < round_worth(worth) <= worth
+
+
+def test_worths_are_few() -> None:
+    assert len({round_worth(2.0 ** (number / 1000)) for number in range(-70_000, 70_000)}) == 1026
+
+
+@pytest.mark.parametrize("worth", [0.0, -1.0, math.nan, 2.0**-65])
+def test_what_is_worth_next_to_nothing_counts_as_nothing(worth: float) -> None:
+    assert round_worth(worth) == 0.0
+
+
+def test_there_is_a_highest_worth() -> None:
+    assert round_worth(math.inf) == round_worth(2.0**64) == 2.0**64
+
+
+def rounded(worth: float) -> float:
+    """`round_worth` by its definition: the highest of an octave's eight steps that is not above."""
+    if worth == 0:
+        return 0.0
+    octave = 2.0 ** math.floor(math.log2(worth))
+    return max(octave * (1 + step / 8) for step in range(8) if octave * (1 + step / 8) <= worth)
 
 
 class Naive:
@@ -141,7 +185,7 @@ class Naive:
     def place(self, digest: bytes) -> None:
         size, cost, uses = self.items[digest]
         self.time += 1
-        worth = self.age + uses * cost / size if self.name == "cost" else 0.0
+        worth = self.age + rounded(uses * cost / size) if self.name == "cost" else 0.0
         self.places[digest] = (worth, self.time)
 
     def do(self, step: str, digest: bytes, size: int, cost: float) -> bytes | None:

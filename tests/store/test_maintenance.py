@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chunk_files import SHAPE, ChunkFile, flip_byte, make_store
+from chunk_files import SHAPE, ChunkFile, flip_byte, make_store, write_old
 
 from kvblend.store.catalog import CATALOG_NAME
 from kvblend.store.errors import ChunkError, StoreUnusable
@@ -78,6 +78,21 @@ def test_repair_leaves_other_versions_and_strays(tmp_path: Path) -> None:
     (one.path(tmp_path).parent / "notes.txt").write_text("mine")
     check(tmp_path, repair=True)
     assert files(tmp_path) == {f"{one.key.id}.kvc", "notes.txt"}
+
+
+def test_old_chunks_stay_until_they_are_to_be_removed(tmp_path: Path) -> None:
+    one, old = ChunkFile.make(1), ChunkFile.make(2)
+    path = write_old(make_store(tmp_path, one), old)
+    check(tmp_path, repair=True)
+    assert path.exists()
+    assert len(check(tmp_path, remove_old=True).odd_of("old")) == 1
+    assert files(tmp_path) == {f"{one.key.id}.kvc"}
+
+
+def test_clearing_removes_old_chunks(tmp_path: Path) -> None:
+    write_old(make_store(tmp_path), ChunkFile.make())
+    clear(tmp_path)
+    assert files(tmp_path) == set()
 
 
 def test_repair_does_not_move_files_out_through_a_link(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ async def test_few_chunks_are_read_whole_from_each_tier(
     assert {one.num_bytes for one in found} == {sample().num_bytes}
     assert all(one.latency_s >= 0 and one.ended_s >= one.began_s for one in found)
     assert (store.stats().host_chunks, store.stats().misses) == (0, 0)
+    assert again.lookups == 0
 
 
 async def test_a_store_without_chunks_asks_nobody(open_store: OpenStore, shape: KVShape, tmp_path: Path) -> None:

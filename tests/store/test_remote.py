@@ -113,6 +113,18 @@ async def test_figures_count_what_happened(redis_server: RedisServer, open_remot
     assert figures.bytes_used > 0
 
 
+async def test_a_header_asked_for_measuring_is_no_look_up(
+    redis_server: RedisServer, open_remote: OpenRemote, sample: Make
+) -> None:
+    tier = await open_remote(redis_server.url)
+    await write(tier, sample())
+    for number in range(2):
+        await tier.fetch_header(sample(number).key.digest, counted=False)
+    figures = tier.figures()
+    assert (figures.hits, figures.misses) == (0, 0)
+    assert figures.latency_ms > 0
+
+
 async def test_a_closed_tier_is_a_miss(redis_server: RedisServer, open_remote: OpenRemote, sample: Make) -> None:
     tier = await open_remote(redis_server.url)
     await write(tier, sample())

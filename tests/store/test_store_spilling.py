@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,6 +106,43 @@ async def test_while_the_remote_tier_fails_for_long_chunks_are_lost_and_counted(
     assert caplog.text.count("leave the disk without a copy") == 1
 
 
+class Failures:
+    """An outage whose failures come at times that are told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        monkeypatch.setattr("kvblend.store.copies.time.monotonic", lambda: self.now_s)
+        self.outage = copies._Outage()
+
+    def fail(self, *times_s: float) -> bool:
+        for self.now_s in times_s:
+            self.outage.note_failure()
+        return self.outage.is_long()
+
+
+@pytest.mark.parametrize("gap_s", [40.0, 3601.0, 86_400.0])
+def test_failures_in_a_row_are_an_outage_however_far_apart(monkeypatch: pytest.MonkeyPatch, gap_s: float) -> None:
+    assert Failures(monkeypatch).fail(0.0, gap_s, 2 * gap_s)
+
+
+@pytest.mark.parametrize("times_s", [(0.0,), (0.0, 86_400.0), (0.0, 1.0, 2.0, 59.0)])
+def test_few_failures_or_short_ones_are_none(monkeypatch: pytest.MonkeyPatch, times_s: tuple[float, ...]) -> None:
+    assert not Failures(monkeypatch).fail(*times_s)
+
+
+async def test_a_copy_that_succeeds_ends_an_outage(
+    open_store: OpenStore, sample: Make, remote: FakeRemote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "SPILL_GRACE_S", 0.0)
+    store = await open_store(tmp_path, remote=remote)
+    for _ in range(copies.OUTAGE_FAILURES_MIN):
+        store._copies._outage.note_failure()
+    assert store._copies._outage.is_long()
+    await put(store, sample(0))
+    await store._copies.close(1.0)
+    assert not store._copies._outage.is_long()
+
+
 async def test_an_older_chunk_is_copied_before_it_leaves_the_disk(
     open_store: OpenStore, sample: Make, remote: FakeRemote, tmp_path: Path
 ) -> None:
@@ -191,17 +227,3 @@ async def test_a_chunk_for_the_remote_tier_stays_in_line_while_it_is_not_there(
     remote.broken = None
     await put(store, sample(2))
     assert [store.contains(sample(number).key) for number in range(3)] == [False, True, True]
-
-
-@pytest.mark.parametrize(
-    ("failures_s", "long"),
-    [((0.0,), False), ((0.0, 59.0), False), ((0.0, 30.0, 60.0), True), ((0.0, 3600.0), True), ((0.0, 3601.0), False)],
-)
-def test_an_outage_is_long_after_a_minute_of_failures(
-    monkeypatch: pytest.MonkeyPatch, failures_s: tuple[float, ...], long: bool
-) -> None:
-    outage = copies._Outage()
-    for now_s in failures_s:
-        monkeypatch.setattr(time, "monotonic", lambda now_s=now_s: now_s)
-        outage.note_failure()
-    assert outage.is_long() == long

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chunk_files import ChunkFile, flip_byte, make_store
+from chunk_files import ChunkFile, flip_byte, make_store, write_old
 
 from kvblend.store.errors import ChunkDamaged, StoreUnusable
 from kvblend.store.keys import tenant_of, tenant_tag
@@ -47,6 +47,13 @@ def test_a_file_of_another_version_is_foreign(tmp_path: Path) -> None:
     one = ChunkFile.make().write(make_store(tmp_path))
     flip_byte(one.path(tmp_path), 8)
     assert kinds(tmp_path) == [("foreign", f"{one.key.id}.kvc")]
+
+
+def test_a_chunk_of_version_1_with_a_salt_is_old(tmp_path: Path) -> None:
+    path = write_old(make_store(tmp_path), ChunkFile.make())
+    (found,) = survey(tmp_path).odd
+    assert (found.kind, found.path, found.version) == ("old", path, 1)
+    assert "version 1 and holds a salt" in found.reason
 
 
 def test_a_leftover_write_is_temporary(tmp_path: Path) -> None:

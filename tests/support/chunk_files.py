@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgpack
+
 from kvblend.store.files import write_whole
 from kvblend.store.format import KVShape, align, build_header, checksum
 from kvblend.store.keys import ChunkKey, pack_ids
@@ -56,6 +58,22 @@ def make_store(root: Path, *chunks: ChunkFile) -> Path:
     for chunk in chunks:
         chunk.write(root)
     return root
+
+
+def write_old(root: Path, chunk: ChunkFile, salt: str = "ann") -> Path:
+    """Write a chunk as format version 1 did, with the salt in clear; its file, named by that."""
+    size = int.from_bytes(chunk.raw[12:16], "little")
+    fields = msgpack.unpackb(chunk.raw[48 : 48 + size])
+    del fields["tenant"]
+    packed = msgpack.packb({**fields, "salt": salt})
+    body = packed.ljust(align(48 + len(packed)) - 48, b"\0")
+    preamble = chunk.raw[:8] + (1).to_bytes(4, "little") + len(packed).to_bytes(4, "little")
+    layers = chunk.raw[align(48 + size) :]
+    name = checksum(preamble + body).hex()
+    path = root / "chunks" / name[:2] / f"{name}.kvc"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, [preamble + checksum(preamble + body) + body + layers])
+    return path
 
 
 def flip_byte(path: Path, at: int) -> None:

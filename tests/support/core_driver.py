@@ -119,7 +119,7 @@ class Driver:
 
 def result(
     name: str,
-    status: Literal["running", "stalled", "sampled", "prefilled", "cancelled", "failed"],
+    status: Literal["running", "stalled", "sampled", "prefilled", "cancelled", "failed", "lost"],
     text: str = "x",
     stopped: bool = False,
     prefill: ev.PrefillReport | None = None,

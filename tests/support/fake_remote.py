@@ -18,6 +18,7 @@ class FakeRemote:
         self.shape = shape
         self.chunks: dict[bytes, tuple[ChunkHeader, list[bytes]]] = {}
         self.calls: list[str] = []
+        self.lookups = 0
         self.broken: Exception | None = None
         self.closed = False
         self._gates: dict[str, asyncio.Event] = {}
@@ -45,8 +46,9 @@ class FakeRemote:
         header, _ = build_header(key, packed_ids, self.shape, [checksum(one) for one in copies], len(copies[0]))
         self.chunks[key.digest] = header, copies
 
-    async def fetch_header(self, digest: bytes) -> ChunkHeader | None:
+    async def fetch_header(self, digest: bytes, *, counted: bool = True) -> ChunkHeader | None:
         await self._enter("fetch_header")
+        self.lookups += counted
         found = self.chunks.get(digest)
         return None if found is None else found[0]
 

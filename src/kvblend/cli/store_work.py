@@ -24,6 +24,7 @@ from kvblend.store.archive import ArchiveDamaged, export_chunks, import_chunks
 from kvblend.store.keys import tag_of
 from kvblend.store.survey import ODD_KINDS, ChunkInfo, OddFile, Progress, Selection, Survey, survey
 
+_OLD_SHOWN_MAX = 10
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 
@@ -42,7 +43,7 @@ def select(
 
 
 def show_stats(folder: Path | None, *, as_json: bool) -> None:
-    """Print counts by model and by tenant."""
+    """Print counts by model and by tenant, and which files are old chunks that are never read again."""
     root = _root(folder)
     with _bar("reading headers") as progress:
         found = survey(root, progress)
@@ -50,11 +51,13 @@ def show_stats(folder: Path | None, *, as_json: bool) -> None:
     aside = {"set_aside": found.aside.files, "set_aside_bytes": found.aside.num_bytes}
     totals = {"store": str(root), **_totals(found.chunks), **_odd_counts(found), **aside}
     if as_json:
-        _print_json({**totals, "models": models, "tenants": tenants})
+        old = [_odd_row(file) for file in found.odd_of("old")]
+        _print_json({**totals, "models": models, "tenants": tenants, "old_files": old})
         return
     _print_pairs(totals)
     _print_rows(models)
     _print_rows(tenants)
+    _print_old(found.odd_of("old"))
 
 
 def show_list(folder: Path | None, selection: Selection, *, as_json: bool) -> None:
@@ -74,19 +77,20 @@ def show_list(folder: Path | None, selection: Selection, *, as_json: bool) -> No
         )
 
 
-def show_check(folder: Path | None, *, repair: bool, as_json: bool) -> int:
+def show_check(folder: Path | None, *, repair: bool, as_json: bool, remove_old: bool = False) -> int:
     """Verify all files and print what is wrong; 1 where there is damage that stays."""
     with _bar("checking chunks") as progress:
-        found = maintenance.check(_root(folder), repair=repair, progress=progress)
+        found = maintenance.check(_root(folder), repair=repair, remove_old=remove_old, progress=progress)
     damaged = found.odd_of("damaged")
     if as_json:
         odd: dict[str, Any] = {kind: [_odd_row(file) for file in found.odd_of(kind)] for kind in ODD_KINDS}
-        _print_json({**_totals(found.chunks), **odd, "repaired": repair})
+        _print_json({**_totals(found.chunks), **odd, "repaired": repair, "old_removed": remove_old})
     else:
         for file in found.odd:
             typer.echo(f"{file.kind:<9}  {file.path}: {file.reason}")
         counts = ", ".join(f"{count} {kind}" for kind, count in _odd_counts(found).items())
         done = "; damaged files were set aside, leftovers removed" if repair else ""
+        done += "; old files were removed" if remove_old else ""
         typer.echo(f"{len(found.chunks)} chunks are whole; {counts}{done}")
     return 1 if damaged and not repair else 0
 
@@ -211,8 +215,17 @@ def _odd_counts(found: Survey) -> dict[str, int]:
     return {kind: len(found.odd_of(kind)) for kind in ODD_KINDS}
 
 
-def _odd_row(file: OddFile) -> dict[str, str]:
-    return {"file": str(file.path), "reason": file.reason}
+def _odd_row(file: OddFile) -> dict[str, Any]:
+    version = {} if file.version is None else {"version": file.version}
+    return {"file": str(file.path), **version, "reason": file.reason}
+
+
+def _print_old(files: Sequence[OddFile]) -> None:
+    """The first few of them, and what can be done about all."""
+    for file in files[:_OLD_SHOWN_MAX]:
+        typer.echo(f"old  {file.path}: {file.reason}")
+    if files:
+        typer.echo(f"{len(files)} old files are never read; `kvblend store check --remove-old` removes them")
 
 
 def _print_removal(removal: maintenance.Removal, *, as_json: bool) -> None:

@@ -47,12 +47,13 @@ def list_chunks(
 def check(
     folder: StoreOption = None,
     repair: Annotated[bool, typer.Option("--repair", help="Set damaged files aside, sweep, index anew.")] = False,
+    remove_old: Annotated[bool, typer.Option("--remove-old", help="Remove what `stats` shows as old.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Verify every chunk file, all bytes of it; exit code 1 where damage was found and not repaired."""
     from kvblend.cli.store_work import show_check
 
-    raise typer.Exit(show_check(folder, repair=repair, as_json=as_json))
+    raise typer.Exit(show_check(folder, repair=repair, as_json=as_json, remove_old=remove_old))
 
 
 @store.command()
