@@ -56,14 +56,20 @@ def profile_prefill(settings: Settings, engine: Engine) -> PrefillSpeed | None:
     """
     if settings.store is None and not settings.remote:
         return None
-    lengths = CPU_TOKENS if settings.device == "cpu" else ACCELERATOR_TOKENS
+    on_cpu = settings.device == "cpu"
+    lengths = CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS
     room = min(engine.config.context_length, settings.kv_tokens_max) - QUESTION_TOKENS - 1
-    speed, before = None, 0
+    speed, before = None, lengths[0]
     try:
-        if lengths is ACCELERATOR_TOKENS and lengths[0] <= room:
-            _time_blend(settings, engine, lengths[0])  # some of its programs are made at first use
+        if before <= room:
+            # the first one of a process also pays for programs, threads and memory that the others find made
+            speed = _time_blend(settings, engine, before)
+        if on_cpu and speed is not None and speed.seconds > PROFILE_S_MAX:
+            lengths = ()
         for tokens in lengths:
-            if tokens > room or (before and (speed is None or _predict_s(speed, before, tokens) > PROFILE_S_MAX)):
+            if tokens > room:
+                break
+            if tokens > before and (speed is None or _predict_s(speed, before, tokens) > PROFILE_S_MAX):
                 break
             speed, before = _time_blend(settings, engine, tokens), tokens
     except Exception as error:  # requests will tell, in their own words and with their own outcome

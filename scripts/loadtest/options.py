@@ -142,16 +142,18 @@ def _contradiction(given: argparse.Namespace) -> str | None:
 
 def _contradiction_ws(given: argparse.Namespace) -> str | None:
     from kvblend import AsyncClient
+    from kvblend.api.client.wire import SamplingOptions
 
-    known = set(inspect.signature(AsyncClient.generate).parameters) - {"self"}
+    named = set(inspect.signature(AsyncClient.generate).parameters) - {"self", "sampling"}
+    known = named | set(SamplingOptions.__annotations__)
     if given.backend != "kvblend":
         return f"argument --transport: ws is for --backend kvblend, not {given.backend}"
     if given.chunks_as == "parts":
         return "argument --chunks-as: parts are for --transport sse"
     if given.endpoint != "/v1/responses":
         return "argument --endpoint: a kvblend server's WebSocket is at /v1/responses"
-    if given.header or given.insecure or given.ignore_eos:
-        return "arguments --header, --insecure, --ignore-eos: are for --transport sse"
+    if given.header or given.insecure:
+        return "arguments --header, --insecure: are for --transport sse"
     if unknown := sorted(set(given.extra_body) - known):
         return f"argument --extra-body: {unknown[0]!r} is not one of {', '.join(sorted(known))}"
     return None

@@ -29,7 +29,12 @@ def make_fields(job: Job, pool: tuple[str, ...], options: Options) -> dict[str, 
         fields["query"] = options.separator.join((*texts, job.question))
     elif texts:
         fields["documents"] = texts
-    optional = {"system": options.system or None, "temperature": options.temperature, "top_p": options.top_p}
+    optional = {
+        "system": options.system or None,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "ignore_eos": options.ignore_eos or None,
+    }
     return fields | {name: value for name, value in optional.items() if value is not None} | options.extra_body
 
 

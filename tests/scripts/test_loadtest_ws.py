@@ -14,13 +14,16 @@ JOB = Job(0, "why?", (1, 0), 7)
 
 
 def test_documents_and_fields_of_the_users_own() -> None:
-    options = read_options(["--backend", "kvblend", "--extra-body", '{"mode": "full"}', "--system", "s"])
+    more = '{"mode": "full", "min_p": 0.1}'
+    options = read_options(["--backend", "kvblend", "--extra-body", more, "--system", "s", "--ignore-eos"])
     assert make_fields(JOB, ("first", "second"), options) == {
         "query": "why?",
         "max_tokens": 7,
         "documents": ["second", "first"],
         "system": "s",
         "mode": "full",
+        "min_p": 0.1,
+        "ignore_eos": True,
     }
 
 
