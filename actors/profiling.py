@@ -57,7 +57,7 @@ def profile_prefill(settings: Settings, engine: Engine) -> PrefillSpeed | None:
     if settings.store is None and not settings.remote:
         return None
     on_cpu = settings.device == "cpu"
-    lengths = CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS
+    lengths: tuple[int, ...] = CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS
     room = min(engine.config.context_length, settings.kv_tokens_max) - QUESTION_TOKENS - 1
     speed, before = None, lengths[0]
     try:
