@@ -105,6 +105,18 @@ async def test_a_stalled_reader_is_cut_off_and_others_go_on() -> None:
         writer.close()
 
 
+async def test_a_half_open_connection_is_given_up_when_its_pongs_stay_out() -> None:
+    limits = ApiLimits(ping_s=0.2, close_grace_s=0.2, drain_grace_s=0.0)
+    async with serving(ScriptedSystem(hold), limits) as server:
+        _, writer = await handshake(server)
+        writer.write(masked_frame({"type": "response.create", "input": "what?"}))
+        await writer.drain()
+        # nothing is closed and nothing is read: as if the cable had been pulled
+        await server.system.until(lambda: len(server.system.abandoned) == 1)
+        assert server.system.running == 0
+        writer.close()
+
+
 async def handshake(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A raw connection whose owner decides when it reads."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 12)
