@@ -89,9 +89,7 @@ async def flood(request: Generate, stream: TokenStream) -> None:
 async def test_a_stalled_reader_is_cut_off_and_others_go_on() -> None:
     limits = ApiLimits(stall_s=0.3, close_grace_s=0.3, drain_grace_s=0.0)
     async with serving(ScriptedSystem(flood), limits) as server:
-        reader, writer = await handshake(server)
-        writer.write(masked_frame({"type": "response.create", "input": "what?"}))
-        await writer.drain()
+        reader, writer = await ask_unread(server)
         await server.system.until(lambda: len(server.system.abandoned) == 1)
         server.system.script = answer
         async with server.peer() as peer:
@@ -108,9 +106,7 @@ async def test_a_stalled_reader_is_cut_off_and_others_go_on() -> None:
 async def test_a_half_open_connection_is_given_up_when_its_pongs_stay_out() -> None:
     limits = ApiLimits(ping_s=0.2, close_grace_s=0.2, drain_grace_s=0.0)
     async with serving(ScriptedSystem(hold), limits) as server:
-        _, writer = await handshake(server)
-        writer.write(masked_frame({"type": "response.create", "input": "what?"}))
-        await writer.drain()
+        _, writer = await ask_unread(server)
         # nothing is closed and nothing is read: as if the cable had been pulled
         await server.system.until(lambda: len(server.system.abandoned) == 1)
         assert server.system.running == 0
@@ -126,6 +122,14 @@ async def handshake(server: Server) -> tuple[asyncio.StreamReader, asyncio.Strea
         b"Sec-WebSocket-Protocol: kvblend.v1.msgpack\r\n\r\n"
     )
     await reader.readuntil(b"\r\n\r\n")
+    return reader, writer
+
+
+async def ask_unread(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A raw connection that has asked for a response, of which nothing is read."""
+    reader, writer = await handshake(server)
+    writer.write(masked_frame({"type": "response.create", "input": "what?"}))
+    await writer.drain()
     return reader, writer
 
 
