@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
@@ -19,6 +20,37 @@ from kvblend.engine.step import Step, WorkItem
 
 Payloads = list[memoryview]
 _ALL_ROWS = 1 << 30
+RECENT_MAX = 8
+FormKey = tuple[str, str, tuple[tuple[int, ...], ...], tuple[int, ...]]
+"""What was computed, the stored form of what stands before it, the ids of these texts, and those of the chunk."""
+
+
+class KeptForms(Protocol):
+    """Where forms of chunks that were computed once are looked for before they are computed again."""
+
+    def get(self, key: FormKey) -> Payloads | None:
+        """One payload per layer, as computed; None where there is none."""
+
+    def put(self, key: FormKey, payloads: Payloads) -> None:
+        """Keep these for later."""
+
+
+class RecentForms:
+    """The last few forms, in memory: one chunk's is asked for by several methods of one question."""
+
+    def __init__(self, count_max: int = RECENT_MAX) -> None:
+        self._count_max = count_max
+        self._forms: dict[FormKey, Payloads] = {}
+
+    def get(self, key: FormKey) -> Payloads | None:
+        """As of KeptForms."""
+        return self._forms.get(key)
+
+    def put(self, key: FormKey, payloads: Payloads) -> None:
+        """As of KeptForms; the oldest ones go."""
+        self._forms[key] = payloads
+        while len(self._forms) > self._count_max:
+            del self._forms[next(iter(self._forms))]
 
 
 class PayloadSource:
@@ -91,13 +123,20 @@ class ChunkKV:
     """Computes chunks' KV behind a conditioning. What stands before them is computed once and kept.
 
     `system` are the ids before the first document of every prompt (may be empty), `warm` those of the unrelated text,
-    `corpus` those of such a text out of the corpus (where there is none, `warm` stands for it).
+    `corpus` those of such a text out of the corpus (where there is none, `warm` stands for it). Chunks that `kept` has
+    are not computed again.
     """
 
     def __init__(
-        self, prefiller: Prefiller, system: Sequence[int], warm: Sequence[int], corpus: Sequence[int] = ()
+        self,
+        prefiller: Prefiller,
+        system: Sequence[int],
+        warm: Sequence[int],
+        corpus: Sequence[int] = (),
+        kept: KeptForms | None = None,
     ) -> None:
         self._prefiller = prefiller
+        self._forms = RecentForms(0) if kept is None else kept
         self._texts: dict[Conditioning, list[Sequence[int]]] = {
             "bare": [],
             "system": [system] if system else [],
@@ -114,15 +153,28 @@ class ChunkKV:
         return self._prefiller.store(self._computed(conditioning, ids), len(ids))
 
     def _computed(self, conditioning: Conditioning, ids: Sequence[int]) -> Payloads:
-        if conditioning in ("bare", "system") or self._texts[conditioning] == self._texts["system"]:
-            return self._behind(self._texts[conditioning], ids)
+        texts = self._texts[conditioning]
+        if conditioning in ("bare", "system") or texts == self._texts["system"]:
+            return self._kept_form("plain", texts, ids)
+        return self._kept_form("contrast", texts, ids)
+
+    def _kept_form(self, kind: str, texts: Sequence[Sequence[int]], ids: Sequence[int]) -> Payloads:
+        key = (kind, self._prefiller.precision.name, tuple(map(tuple, texts)), tuple(ids))
+        found = self._forms.get(key)
+        if found is None:
+            found = self._behind(texts, ids) if kind == "plain" else self._contrast(texts, ids)
+            self._forms.put(key, found)
+        return found
+
+    def _contrast(self, texts: Sequence[Sequence[int]], ids: Sequence[int]) -> Payloads:
+        """The form of two contexts, `texts` and the system prompt, with the echo where it fits."""
         model = self._prefiller.step.model
-        config, texts = model.config, (self._texts[conditioning], self._texts["system"])
-        warm, plain = (self._behind(text, ids) for text in texts)
+        config = model.config
+        warm, plain = self._behind(texts, ids), self._kept_form("plain", self._texts["system"], ids)
         echo = None
-        if self.tokens_before(conditioning) + 2 * len(ids) <= config.context_length:
-            copy = {len(texts[0]): self._prefiller.store(warm, len(ids))}
-            echo = self._behind([*texts[0], ids], ids, copy)
+        if sum(map(len, texts)) + 2 * len(ids) <= config.context_length:
+            copy = {len(texts): self._prefiller.store(warm, len(ids))}
+            echo = self._behind([*texts, ids], ids, copy)
         return contrast(warm, plain, config.num_kv_heads, config.head_dim, model.dtype, echo=echo)
 
     def store(self, payloads: Payloads, tokens: int) -> Payloads:

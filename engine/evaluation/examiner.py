@@ -10,7 +10,7 @@ import torch
 
 from kvblend.engine.attention.base import AttentionBackend
 from kvblend.engine.conditioning import PASSAGES, warm_ids
-from kvblend.engine.evaluation.chunk_kv import ChunkKV, Payloads, Prefiller, captured
+from kvblend.engine.evaluation.chunk_kv import ChunkKV, KeptForms, Payloads, Prefiller, RecentForms, captured
 from kvblend.engine.evaluation.forcing import Prefilled
 from kvblend.engine.evaluation.methods import BASELINE, FULL, Run
 from kvblend.engine.evaluation.metrics import (
@@ -51,6 +51,7 @@ class Examiner:
 
     `passages` are `(title, text)` of the corpus, for the conditioning "corpus". `store_dtype` is the form that chunks
     are stored in; "": as computed. Where it is narrow, every blend is compared with that of chunks stored as computed.
+    Forms of chunks are taken from `kept` where it has them; None: those of a question are kept in memory.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Examiner:
         clock: Callable[[], float],
         passages: Sequence[tuple[str, str]] = (),
         store_dtype: str = "",
+        kept: KeptForms | None = None,
     ) -> None:
         model = loaded.model
         self._loaded = loaded
@@ -72,8 +74,9 @@ class Examiner:
         system = instruction_ids(loaded.tokenizer, loaded.template)
         context = model.config.context_length
         warm, corpus = (warm_ids(loaded.tokenizer, context, texts) for texts in (PASSAGES, passages))
-        self._chunks = ChunkKV(self._prefiller, system, warm, corpus)
-        self._wide_chunks = ChunkKV(self._wide, system, warm, corpus) if self._wide is not None else None
+        kept = RecentForms() if kept is None else kept
+        self._chunks = ChunkKV(self._prefiller, system, warm, corpus, kept)
+        self._wide_chunks = ChunkKV(self._wide, system, warm, corpus, kept) if self._wide is not None else None
         self._eos = frozenset((*loaded.tokenizer.eos_ids, *model.config.eos_ids))
 
     def prepare(self, questions: Sequence[Question], runs: Sequence[Run]) -> list[PreparedQuestion]:

@@ -11,6 +11,7 @@ import torch
 from kvblend.engine.assembly import assemble_engine
 from kvblend.engine.attention.choose import choose_backend
 from kvblend.engine.config import ModelConfig
+from kvblend.engine.evaluation.chunk_kv import KeptForms
 from kvblend.engine.evaluation.examiner import Examiner
 from kvblend.engine.evaluation.methods import Run
 from kvblend.engine.loaders.load import LoadedModel
@@ -36,9 +37,11 @@ def open_model(
     clock: Callable[[], float],
     passages: Sequence[tuple[str, str]] = (),
     store_dtype: str = "",
+    kept: Callable[[str], KeptForms] | None = None,
 ) -> OpenedModel:
     """Load the model at `path`; `threads` 0 leaves torch's own choice, `clock` gives seconds,
-    `passages` are texts of the corpus, `store_dtype` names the form of stored chunks (see `Examiner`).
+    `passages` are texts of the corpus, `store_dtype` names the form of stored chunks (see `Examiner`). `kept` has forms
+    of chunks of the model with a fingerprint.
 
     Raises BadSelection, before any weight is read, where a run names a layer that the model lacks; else what
     `assemble_engine` raises.
@@ -53,5 +56,6 @@ def open_model(
     model = engine.runner.model
     backend, _ = choose_backend("auto", model.device, model.dtype)
     loaded = LoadedModel(model, engine.tokenizer, engine.template, engine.fingerprint)
-    examiner = Examiner(loaded, backend, clock, passages, store_dtype)
+    forms = None if kept is None else kept(engine.fingerprint)
+    examiner = Examiner(loaded, backend, clock, passages, store_dtype, forms)
     return OpenedModel(examiner, engine.fingerprint, engine.attention, torch.get_num_threads(), torch.__version__)

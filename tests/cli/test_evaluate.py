@@ -109,6 +109,25 @@ def test_a_prompt_that_does_not_fit_leaves_nothing_behind(tiny_folder: Path, tmp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_second_run_takes_kept_chunks(tiny_folder: Path, data: Path, tmp_path: Path) -> None:
+    forms, chosen = tmp_path / "forms", ("--methods", "recommended", "--ratios", "0.1", "--limit", 1)
+    run = ("--model", tiny_folder, "--data", data, *chosen, "--keep", forms)
+    first = invoke(*run, "--json", tmp_path / "a")
+    assert first.exit_code == 0, first.output
+    written = {path.name: path.stat().st_mtime_ns for path in forms.iterdir()}
+    assert invoke(*run, "--json", tmp_path / "b").exit_code == 0
+    assert {path.name: path.stat().st_mtime_ns for path in forms.iterdir()} == written
+    a, b = (json.loads((tmp_path / name).read_text())["rows"][0] for name in "ab")
+    assert a["kl_mean"] == b["kl_mean"]
+
+
+@pytest.mark.usefixtures("nothing_loads")
+def test_a_file_is_no_folder_for_kept_chunks(tiny_folder: Path, data: Path, tmp_path: Path) -> None:
+    result = invoke("--model", tiny_folder, "--data", data, "--json", tmp_path / "o", "--keep", data)
+    assert result.exit_code != 0
+    assert "--keep is" in result.output
+
+
 def test_probes_are_200_unless_limited() -> None:
     assert PROBES_LIMIT == 200
     found, others = read_questions("probes", None, 3)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tiny_models import CPU, Bench, random_ids, tiny_model
 from kvblend.engine.attention.sdpa import SdpaBackend
 from kvblend.engine.capture import payload_tensors
 from kvblend.engine.contrast import contrast
-from kvblend.engine.evaluation.chunk_kv import ChunkKV, Payloads, Prefiller, captured
+from kvblend.engine.evaluation.chunk_kv import ChunkKV, FormKey, Payloads, Prefiller, RecentForms, captured
 from kvblend.engine.kv import KVExhausted, SlabPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
 from kvblend.engine.precision import Precision
@@ -76,6 +76,38 @@ def test_without_a_system_prompt_nothing_stands_before_the_first_document() -> N
 def test_what_stands_before_chunks_is_computed_once() -> None:
     chunks = ChunkKV(prefiller(), SYSTEM, WARM)
     assert chunks.system_payloads() is chunks.system_payloads()
+
+
+def test_a_kept_form_is_not_computed_again() -> None:
+    kept = RecentForms()
+    found = ChunkKV(prefiller(), SYSTEM, WARM, kept=kept).compute("warm", CHUNK)
+    # a pool without a slot computes nothing
+    idle = ChunkKV(prefiller(0), SYSTEM, WARM, kept=kept)
+    assert idle.compute("warm", CHUNK) == found
+    assert idle.compute("system", CHUNK) == ChunkKV(prefiller(), SYSTEM, WARM).compute("system", CHUNK)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda kept: ChunkKV(prefiller(0), WARM, WARM, kept=kept),
+        lambda kept: ChunkKV(prefiller(0), SYSTEM, SYSTEM, kept=kept),
+        lambda kept: ChunkKV(prefiller(0, "int8"), SYSTEM, WARM, kept=kept),
+    ],
+    ids=["system prompt", "unrelated text", "stored form"],
+)
+def test_a_form_behind_something_else_is_computed(other: Callable[[RecentForms], ChunkKV]) -> None:
+    kept = RecentForms()
+    ChunkKV(prefiller(), SYSTEM, WARM, kept=kept).compute("warm", CHUNK)
+    with pytest.raises(KVExhausted):
+        other(kept).compute("warm", CHUNK)
+
+
+def test_the_oldest_recent_form_goes_first() -> None:
+    recent, keys = RecentForms(2), [("plain", "float32", (), (number,)) for number in range(3)]
+    for key in keys:
+        recent.put(key, [])
+    assert [recent.get(key) for key in keys] == [None, [], []]
 
 
 def test_every_slot_is_given_back() -> None:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ class EvalOrder:
     threads: int = 0
     seed: int = 0
     restart: bool = False
+    keep: Path | None = None
 
 
 def run_evaluation(order: EvalOrder) -> None:
@@ -173,11 +175,16 @@ def _examine(
     console: Console,
 ) -> tuple[list[QuestionResult], dict[str, Any]]:
     """Results of all questions, and what they were computed with; the partial file is gone at the end."""
+    from kvblend.cli.kept_forms import FolderForms
     from kvblend.cli.partial import PartialResults, settings_digest
     from kvblend.engine.evaluation.opening import open_model
 
     stored = order.store_dtype or order.dtype
-    opened = open_model(path, order.dtype, order.device, order.threads, runs, time.perf_counter, passages, stored)
+    kept = None
+    if order.keep is not None:
+        order.keep.mkdir(parents=True, exist_ok=True)
+        kept = partial(FolderForms, order.keep, order.dtype, order.device, __version__)
+    opened = open_model(path, order.dtype, order.device, order.threads, runs, time.perf_counter, passages, stored, kept)
     prepared = opened.examiner.prepare(questions, runs)
     settings = settings_digest(
         runs,
@@ -188,22 +195,22 @@ def _examine(
         version=__version__,
         passages=list(passages),
     )
-    partial = PartialResults(order.out, settings)
-    found = partial.load(questions, restart=order.restart)
+    partials = PartialResults(order.out, settings)
+    found = partials.load(questions, restart=order.restart)
     if found:
-        console.print(f"going on behind {len(found)} of {len(questions)} questions in {partial.path}")
+        console.print(f"going on behind {len(found)} of {len(questions)} questions in {partials.path}")
     with eval_progress(console) as progress:
         task = progress.add_task("questions", total=len(questions), completed=len(found))
         try:
             for index, question in enumerate(questions):
                 if index not in found:
                     found[index] = opened.examiner.examine(prepared[index], index, runs)
-                    partial.append(question, found[index])
+                    partials.append(question, found[index])
                     progress.advance(task)
         except KeyboardInterrupt:
             console.print(f"{len(found)} of {len(questions)} questions are done; the same command goes on from there")
             raise
-    partial.remove()
+    partials.remove()
     return [found[index] for index in range(len(questions))], _facts(order, opened)
 
 
@@ -238,6 +245,8 @@ def _check_places(order: EvalOrder) -> None:
             raise BadInput(f"{flag} is {path}, a folder; give a file")
         if not path.parent.is_dir():
             raise BadInput(f"{flag} is {path}; the folder {path.parent} does not exist")
+    if order.keep is not None and order.keep.exists() and not order.keep.is_dir():
+        raise BadInput(f"--keep is {order.keep}, a file; give a folder")
     if order.plot is not None and order.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise BadInput(f"--plot is {order.plot}; it must end in .png, .svg or .pdf")
 

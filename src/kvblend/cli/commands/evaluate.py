@@ -30,6 +30,9 @@ def evaluate(
     threads: ThreadsOption = None,
     seed: Annotated[int, typer.Option(help="Of the probes and the intervals.", min=0)] = 0,
     restart: Annotated[bool, typer.Option("--restart", help="Forget the results of a broken run.")] = False,
+    keep: Annotated[
+        Path | None, typer.Option(help="Folder for chunks' KV, so that the next run with other methods is fast.")
+    ] = None,
 ) -> None:
     """Measure blended answers against full prefill; a broken run goes on where it was."""
     from kvblend.cli.evaluate import EvalOrder, run_evaluation
@@ -49,5 +52,6 @@ def evaluate(
         threads=threads or 0,
         seed=seed,
         restart=restart,
+        keep=keep,
     )
     run_evaluation(order)
