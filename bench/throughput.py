@@ -169,18 +169,21 @@ class Bench:
 
     async def arrive(self, saturated: dict[str, Measured]) -> None:
         """Open loops in the time that is left, at shares of what each mode's closed loop did."""
-        left = max(self.args.open_s_min, 60 * self.args.minutes - (time.monotonic() - self.began_s))
+        args = self.args
+        left = max(args.open_s_min, 60 * args.minutes - (time.monotonic() - self.began_s))
         async with self.running() as system:
             clients, log = self.clients(system), StepLog.of(system)
             began = time.monotonic()
             await self.warm(clients, ("blend",))
             left -= time.monotonic() - began
-            for (mode, share), weight in SHARES.items():
+            chosen = {key: weight for key, weight in SHARES.items() if key[0] in args.open}
+            for (mode, share), weight in chosen.items():
                 rate = share * saturated[mode].requests_per_s
                 # the last ones to arrive are answered after the slot
-                slot = left * weight / sum(SHARES.values()) - 2.0 / saturated[mode].requests_per_s
+                slot = left * weight / sum(chosen.values()) - 2.0 / saturated[mode].requests_per_s
                 count, since = max(2, round(slot * rate)), time.monotonic()
                 self.keep(await open_loop(clients, mode, rate, count, self.chance), log, since)
+            self.details["open_costs"] = log.fit()
 
     async def decay(self) -> Decay:
         """Many requests over a pool of small chunks that does not fit into host memory."""
@@ -225,7 +228,10 @@ async def run(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]
         await bench.arrive(saturated)
         bench.say(f"done: {ratio}, decay {decay.decay:.3f}")
     result = {"rows": [measured.row() for measured in bench.measured], "ratio": ratio, "decay": decay.decay}
-    seen = [{**measured.row(), "requests": len(measured.answers)} for measured in bench.measured]
+    seen = [
+        {**measured.row(), "requests": len(measured.answers), "arrivals_s": measured.arrivals_s}
+        for measured in bench.measured
+    ]
     details = {"machine": describe_machine(), "model": model[0], "options": vars(args), "rows": seen, **bench.details}
     return result, details
 

@@ -22,6 +22,7 @@ COUNTS = {
     "decay-chunk-tokens": (96, "tokens per chunk in that run"),
     "decay-tokens": (1, "tokens per answer in that run"),
 }
+OPEN = ["blend", "reuse", "prefix", "full"]
 QUICK = {
     "chunk-tokens": 24, "max-tokens": 4, "clients": 4, "rounds": 1, "fulls": 6, "prefixes": 4, "reuses": 6, "blends": 8,
     "serials": 4, "decays": 24, "decay-pool": 48, "decay-chunk-tokens": 12,
@@ -41,6 +42,9 @@ def parse(about: str, argv: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, help=f"{text} ({default})", metavar="N")
     parser.add_argument("--minutes", type=float, default=13.0, help="open loops end about then (13)")
     parser.add_argument("--open-s-min", type=float, default=90.0, help="seconds that open loops get at least (90)")
+    parser.add_argument(
+        "--open", nargs="+", choices=OPEN, default=OPEN, help="modes that have open loops (all)", metavar="MODE"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="a tiny random model and small counts: only to see it work"
     )

@@ -132,6 +132,7 @@ class Measured:
     """One row: what a number of requests of one mode saw under one load. `rate` is that of arrivals, None: closed.
 
     `cpu_s` are processor seconds of the process: on a machine with other work they say what the clock cannot.
+    `arrivals_s` are an open loop's, from its start.
     """
 
     mode: str
@@ -142,6 +143,7 @@ class Measured:
     ends_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
     cpu_s: float = 0.0
+    arrivals_s: list[float] = field(default_factory=list)
 
     @property
     def requests_per_s(self) -> float:
@@ -202,6 +204,7 @@ async def open_loop(clients: Clients, mode: Mode, rate: float, count: int, chanc
     async with asyncio.TaskGroup() as group:
         for _ in range(count):
             group.create_task(client(due))
+            out.arrivals_s.append(due)
             due += chance.expovariate(rate)
     out.seconds, out.cpu_s = time.perf_counter() - began, time.process_time() - cpu
     return out

@@ -51,6 +51,8 @@ async def test_an_open_loop_sends_whatever_is_still_under_way() -> None:
     server = Scripted()
     out = await open_loop(cast(Clients, server), "blend", 1e6, 20, random.Random(0))
     assert (len(out.answers), out.rate, out.clients) == (20, 1e6, None)
+    assert len(out.arrivals_s) == 20
+    assert out.arrivals_s == sorted(out.arrivals_s)
 
 
 def test_a_row_has_the_fields_of_the_contract() -> None:
@@ -156,6 +158,7 @@ def test_counts_that_measure_nothing_are_refused(
 @pytest.mark.timeout(300)
 def test_a_quick_run_ends_with_all_figures(tmp_path: Path) -> None:
     options = ["--quick", "--json", "--open-s-min", "1", "--decay-pool", "24", "--details", str(tmp_path / "d.json")]
+    options += ["--open", "blend", "reuse"]
     command = [sys.executable, str(ROOT / "bench" / "throughput.py"), *options]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=290)
     assert ended.returncode == 0, ended.stderr[-2000:]
@@ -167,3 +170,6 @@ def test_a_quick_run_ends_with_all_figures(tmp_path: Path) -> None:
     details = json.loads((tmp_path / "d.json").read_text())
     assert details["decay"]["chunks_after_first_sight"] == details["decay"]["chunks_at_end"]
     assert all(row["requests"] > 0 for row in details["rows"])
+    open_loops = [row for row in details["rows"] if row["loop"] == "open"]
+    assert {row["mode"] for row in open_loops} == {"blend", "reuse"}
+    assert all(len(row["arrivals_s"]) == row["requests"] for row in open_loops)

@@ -129,7 +129,7 @@ def limits_of(args: argparse.Namespace, policy: str) -> Limits:
 
 def workload_of(args: argparse.Namespace) -> Workload:
     """What arrives."""
-    values = {field.name: getattr(args, field.name) for field in fields(Workload)}
+    values = {field.name: getattr(args, field.name) for field in fields(Workload) if hasattr(args, field.name)}
     return Workload(**{**values, "deadline_s": tuple(args.deadline_s)})
 
 

@@ -23,7 +23,8 @@ class Workload:
     """`requests` at `rate` per second. Of a `burst_share` of the time the rate is `burst` times that of the rest.
 
     Chunks are drawn from `pool` ones, the n-th with weight 1 / n ** `zipf`. A `deadline_share` of the requests has a
-    deadline, drawn evenly from `deadline_s`. `clients` ask in turn at random.
+    deadline, drawn evenly from `deadline_s`. `clients` ask in turn at random. `arrivals_s`, where given, are when they
+    come, in place of times at this rate.
     """
 
     requests: int = 100_000
@@ -43,9 +44,13 @@ class Workload:
     deadline_s: tuple[float, float] = (10.0, 60.0)
     clients: int = 8
     seed: int = 0
+    arrivals_s: tuple[float, ...] = ()
 
     def arrivals(self) -> Iterator[float]:
         """Seconds of arrival, ascending: exponential gaps whose rate switches between calm and burst."""
+        if self.arrivals_s:
+            yield from self.arrivals_s
+            return
         chance = random.Random(f"{self.seed}/arrivals")
         calm = self.rate / (1.0 + self.burst_share * (self.burst - 1.0))
         spans = {True: self.burst_s, False: self.burst_s * (1.0 - self.burst_share) / max(1e-9, self.burst_share)}

@@ -56,6 +56,22 @@ def test_a_measured_run_is_forecast(capsys: pytest.CaptureFixture[str], tmp_path
     assert row["p99_off"] == pytest.approx(row["forecast_p99_ms"] / 30.0 - 1.0)
 
 
+def test_a_forecast_has_the_arrivals_that_were_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    # all at once: the last of nine waits for the others, four at a time
+    rows = [{**DETAILS["rows"][1], "arrivals_s": arrivals} for arrivals in ([0.0] * 9, [float(n) for n in range(9)])]
+    (tmp_path / "details.json").write_text(json.dumps({**DETAILS, "rows": rows}))
+    crowded, spread = result(capsys, "--forecast", str(tmp_path / "details.json"))["rows"]
+    assert spread["forecast_p99_ms"] == pytest.approx(spread["forecast_p50_ms"])
+    assert crowded["forecast_p99_ms"] > 2 * spread["forecast_p99_ms"]
+
+
+def test_a_forecast_prefers_the_costs_of_the_open_loops(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    slow = {"step_s": 0.5, "row_layer_s": 0.0, "key_layer_s": 0.0}
+    (tmp_path / "details.json").write_text(json.dumps({**DETAILS, "open_costs": slow}))
+    (row,) = result(capsys, "--forecast", str(tmp_path / "details.json"))["rows"]
+    assert row["forecast_p50_ms"] >= 500
+
+
 @pytest.mark.parametrize("text", ["{", "[]", json.dumps({"costs": {}})])
 def test_a_file_of_something_else_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
