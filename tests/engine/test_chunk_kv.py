@@ -9,7 +9,7 @@ from tiny_models import CPU, Bench, random_ids, tiny_model
 from kvblend.engine.attention.sdpa import SdpaBackend
 from kvblend.engine.capture import payload_tensors
 from kvblend.engine.contrast import contrast
-from kvblend.engine.evaluation.chunk_kv import ChunkKV, FormKey, Payloads, Prefiller, RecentForms, captured
+from kvblend.engine.evaluation.chunk_kv import ChunkKV, Payloads, Prefiller, RecentForms, captured
 from kvblend.engine.kv import KVExhausted, SlabPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
 from kvblend.engine.precision import Precision

@@ -58,7 +58,8 @@ def test_a_measured_run_is_forecast(capsys: pytest.CaptureFixture[str], tmp_path
 
 def test_a_forecast_has_the_arrivals_that_were_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     # all at once: the last of nine waits for the others, four at a time
-    rows = [{**DETAILS["rows"][1], "arrivals_s": arrivals} for arrivals in ([0.0] * 9, [float(n) for n in range(9)])]
+    loop = {"mode": "blend", "loop": "open", "rate": 5.0, "ttft_p50_ms": 20.0, "ttft_p99_ms": 30.0, "requests": 9}
+    rows = [{**loop, "arrivals_s": arrivals} for arrivals in ([0.0] * 9, [float(n) for n in range(9)])]
     (tmp_path / "details.json").write_text(json.dumps({**DETAILS, "rows": rows}))
     crowded, spread = result(capsys, "--forecast", str(tmp_path / "details.json"))["rows"]
     assert spread["forecast_p99_ms"] == pytest.approx(spread["forecast_p50_ms"])
