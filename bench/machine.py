@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from pathlib import Path
 
 import torch
@@ -37,3 +38,13 @@ def real_text() -> str:
         ROOT / "LICENSE",
     ]
     return "\n\n".join(path.read_text(encoding="utf-8") for path in files)
+
+
+def wait_passively() -> None:
+    """Have threads of torch that wait leave the processor to others, as the command line sets it.
+
+    torch reads the variable when it is imported, so this starts the program again where it is not set.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.execv(sys.executable, [sys.executable, *sys.argv])

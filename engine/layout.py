@@ -5,6 +5,7 @@ Torch-free on purpose: the pure cores of the actors plan with these types.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class PromptLayout:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """All token ids of the prompt."""
-        return tuple(token for segment in self.segments for token in segment.token_ids)
+        return tuple(itertools.chain.from_iterable(segment.token_ids for segment in self.segments))
 
     def without(self, index: int) -> PromptLayout:
         """The layout without segment `index`; what stood behind it moves up. IndexError where there is none."""

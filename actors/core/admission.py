@@ -54,7 +54,7 @@ class Admission:
             self._state.endings.fail(entry, "overloaded", late.message, out)
 
     def refusal(self, job: ev.Job, at_s: float) -> Refusal | None:
-        """Why a job that comes now would be refused: its deadline will pass before its first token. Else None."""
+        """Why a job that comes now would be refused: its deadline will pass before its last token. Else None."""
         if job.deadline_ms is None or job.kind != "generate":
             return None
         state, left_s = self._state, job.deadline_ms / 1e3
@@ -63,11 +63,17 @@ class Admission:
         ahead = state.ordering.ahead_of(Entry(job, at_s), queued, at_s)
         if not ahead and not state.num_running:
             return None  # nothing else teaches a server, refused by an old figure, that it could do it
-        wait_s = state.forecast.first_token_s(job, state.running(), ahead)
-        if wait_s is None or wait_s * (1.0 - MARGIN) <= left_s:
+        first_s = state.forecast.first_token_s(job, state.running(), ahead)
+        if first_s is None:
             return None
-        text = f"deadline_ms is {job.deadline_ms:g}; the first token is expected in {1e3 * wait_s:.0f} ms, behind "
-        return Refusal(f"{text}{len(ahead)} waiting requests", wait_s - left_s)
+        last_s = first_s + state.forecast.going_on_s(job)
+        if last_s * (1.0 - MARGIN) <= left_s:
+            return None
+        what = f"the first token is expected in {1e3 * first_s:.0f} ms"
+        if first_s * (1.0 - MARGIN) <= left_s:
+            what = f"the last token is expected in {1e3 * last_s:.0f} ms"
+        text = f"deadline_ms is {job.deadline_ms:g}; {what}, behind {len(ahead)} waiting requests"
+        return Refusal(text, last_s - left_s)
 
     def admit(self, at_s: float, out: list[ev.SchedulerCommand]) -> None:
         """Reserve pages for whoever fits and ask the loader what is stored of them."""

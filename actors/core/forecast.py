@@ -7,36 +7,13 @@ from collections.abc import Iterable, Sequence
 from kvblend.actors.core.entry import Entry
 from kvblend.actors.core.events import Job
 from kvblend.actors.core.lifecycle import Phase
+from kvblend.actors.core.speeds import TOKENS_TINY, Mean
 from kvblend.engine.layout import SegmentKind
 
 WEIGHT = 0.2
 """What a new sample counts against all before it."""
 MARGIN = 0.25
 """A forecast may be this much too long: only who would be late all the same is refused."""
-
-
-TOKENS_TINY = 128
-"""Of shorter prompts most of the time is a step's fixed part: what a token of them takes says nothing of long ones."""
-
-
-class Mean:
-    """A running mean in which old samples fade; None before the first. `weight` is what a new one counts.
-
-    Tiny samples are better than nothing: they count until the first other one, which takes their place.
-    """
-
-    def __init__(self, weight: float = WEIGHT) -> None:
-        self.value: float | None = None
-        self._weight = weight
-        self._only_tiny = True
-
-    def note(self, sample: float, *, tiny: bool = False) -> None:
-        """One more sample."""
-        if tiny and not self._only_tiny:
-            return
-        anew = self.value is None or (self._only_tiny and not tiny)
-        self._only_tiny = tiny
-        self.value = sample if anew or self.value is None else (1 - self._weight) * self.value + self._weight * sample
 
 
 class Forecast:
@@ -48,17 +25,17 @@ class Forecast:
     def __init__(self, max_num_seqs: int) -> None:
         self._max_num_seqs = max_num_seqs
         self._prompt_s: dict[str, Mean] = {}
-        self._answer_s = Mean()
-        self._load_s = Mean()
+        self._answer_s = Mean(WEIGHT)
+        self._load_s = Mean(WEIGHT)
         self._begun_s: dict[str, Mean] = {}
-        self._step_s = Mean()
-        self._answer_tokens = Mean()
+        self._step_s = Mean(WEIGHT)
+        self._answer_tokens = Mean(WEIGHT)
 
     def note_prompt(self, entry: Entry) -> None:
         """Its prompt is computed; `device_ms` is what that took. What went on from kept KV says nothing of others."""
         if entry.continued is not None:
             return
-        mean = self._prompt_s.setdefault(_kind(entry.job), Mean())
+        mean = self._prompt_s.setdefault(_kind(entry.job), Mean(WEIGHT))
         tokens = max(1, entry.job.layout.num_tokens)
         mean.note(1e-3 * entry.device_ms / tokens, tiny=tokens < TOKENS_TINY)
 
@@ -70,7 +47,7 @@ class Forecast:
     def note_begun(self, entry: Entry) -> None:
         """Its first token is there: how long that took since it was admitted, beside all others."""
         if entry.continued is None and entry.first_token_s is not None:
-            mean = self._begun_s.setdefault(_kind(entry.job), Mean())
+            mean = self._begun_s.setdefault(_kind(entry.job), Mean(WEIGHT))
             tokens = max(1, entry.job.layout.num_tokens)
             mean.note((entry.first_token_s - entry.admitted_s) / tokens, tiny=tokens < TOKENS_TINY)
 
@@ -107,9 +84,14 @@ class Forecast:
         prompt_s = max(begun_s, self.alone_s(job))
         if job.kind != "generate":
             return prompt_s
-        longest = job.sampling.max_tokens
-        tokens = min(longest, longest if self._answer_tokens.value is None else self._answer_tokens.value)
-        return prompt_s + (tokens - 1) * (self._step_s.value or 0.0)
+        return prompt_s + self.going_on_s(job, job.sampling.max_tokens)
+
+    def going_on_s(self, job: Job, unknown: float = 1.0) -> float:
+        """Seconds from its first token to its last, a step for each: as many as answers had lately, and no more than
+        there may be. Before one has ended `unknown` tokens are expected, before a step was seen they take no time.
+        """
+        tokens = unknown if self._answer_tokens.value is None else self._answer_tokens.value
+        return (min(job.sampling.max_tokens, tokens) - 1) * (self._step_s.value or 0.0)
 
     def first_token_s(self, job: Job, running: Iterable[Entry], ahead: Sequence[Entry]) -> float | None:
         """Seconds until the first token of a job that comes now, behind `running` ones and those `ahead` in the queue.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kvblend.actors.core.entry import Entry
 from kvblend.actors.core.events import ItemResult, StepItem
-from kvblend.actors.core.forecast import TOKENS_TINY, Mean
 from kvblend.actors.core.progress import Outlook
+from kvblend.actors.core.speeds import TOKENS_TINY, Mean
 from kvblend.engine.layout import Reuse
 
 WEIGHT = 0.3

@@ -11,6 +11,33 @@ SAMPLE_BUSY_S_MIN = 0.02
 """A sample of a tier is at least this large: of a few small reads nothing can be learnt."""
 SAMPLE_COMPUTE_S_MIN = 0.02
 """Shorter computing is mostly overhead."""
+TOKENS_TINY = 128
+"""Of shorter prompts most of the time is a step's fixed part: what a token of them takes says nothing of long ones."""
+
+
+class Mean:
+    """A running mean in which old samples fade; None before the first. `weight` is what a new one counts.
+
+    Tiny samples are better than nothing: they count until the first other one, which takes their place.
+    """
+
+    def __init__(self, weight: float) -> None:
+        self.value: float | None = None
+        self._weight = weight
+        self._only_tiny = True
+
+    @property
+    def settled(self) -> float | None:
+        """The mean, where it is one of samples that are not tiny."""
+        return None if self._only_tiny else self.value
+
+    def note(self, sample: float, *, tiny: bool = False) -> None:
+        """One more sample."""
+        if tiny and not self._only_tiny:
+            return
+        anew = self.value is None or (self._only_tiny and not tiny)
+        self._only_tiny = tiny
+        self.value = sample if anew or self.value is None else (1 - self._weight) * self.value + self._weight * sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +98,20 @@ class TierMeter:
 class ComputeMeter:
     """Seconds per prompt row through all layers, of prefills that had the device to themselves.
 
-    Blends and full prefills are kept apart: rows that are scattered over a long prompt cost more than neighbours. What
-    was profiled with a short blend at the start stands in for blends until there is one.
+    Blends and full prefills are kept apart: rows that are scattered over a long prompt cost more than neighbours. Of
+    fewer rows than `TOKENS_TINY` most of the time is no row's: such prefills, and what was profiled with a short blend
+    at the start, stand in until there is a longer one. Of those the cheapest is nearest to the truth.
     """
 
     def __init__(self) -> None:
         self._profiled: float | None = None
-        self._blend: float | None = None
-        self._full: float | None = None
+        self._blend, self._full = Mean(WEIGHT), Mean(WEIGHT)
 
     def note(self, rows: float, seconds: float, *, blend: bool) -> None:
         """A prefill computed what `rows` rows through all layers are; `seconds` of device time."""
         if rows <= 0 or seconds < SAMPLE_COMPUTE_S_MIN:
             return
-        sample = seconds / rows
-        if blend:
-            self._blend = sample if self._blend is None else (1.0 - WEIGHT) * self._blend + WEIGHT * sample
-        else:
-            self._full = sample if self._full is None else (1.0 - WEIGHT) * self._full + WEIGHT * sample
+        (self._blend if blend else self._full).note(seconds / rows, tiny=rows < TOKENS_TINY)
 
     def profile(self, rows: float, seconds: float) -> None:
         """A blend of the start, before any request, computed what `rows` rows through all layers are."""
@@ -98,12 +121,21 @@ class ComputeMeter:
     @property
     def blend_row_s(self) -> float | None:
         """Seconds per row in a blend, reading and choosing included; None where nothing is known of any."""
-        if self._blend is not None or self._profiled is None:
-            return self._blend
-        # the profile's prompt was short, and a row costs more behind a long one
-        return max(self._profiled, self._full or 0.0)
+        if self._blend.settled is not None:
+            return self._blend.settled
+        known = _known(self._profiled, self._blend.value)
+        if not known:
+            return None
+        # a short prompt's row sees few keys, and costs more behind a long one
+        return min(known) if self._full.settled is None else max(self._profiled or 0.0, self._full.settled)
 
     @property
     def row_s(self) -> float | None:
         """Seconds per row wherever it is computed, the higher one of what is known."""
-        return max((value for value in (self._blend, self._full) if value is not None), default=self._profiled)
+        settled = _known(self._blend.settled, self._full.settled)
+        short = _known(self._profiled, self._blend.value, self._full.value)
+        return max(settled) if settled else min(short, default=None)
+
+
+def _known(*values: float | None) -> list[float]:
+    return [value for value in values if value is not None]

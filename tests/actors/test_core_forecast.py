@@ -9,9 +9,9 @@ from core_driver import REPORT, A, B, Driver, generate, result, store
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.entry import Entry
-from kvblend.actors.core.forecast import Forecast, Mean
+from kvblend.actors.core.forecast import Forecast
 from kvblend.actors.core.lifecycle import Phase
-from kvblend.actors.messages import Failed
+from kvblend.actors.messages import Failed, Finished
 
 JOB = generate("r", A, mode="full")
 TOKENS = JOB.layout.num_tokens
@@ -29,13 +29,6 @@ def taught(seqs: int = 2) -> Forecast:
     forecast.note_prompt(done(1000.0))
     forecast.note_answer(500.0, 4)
     return forecast
-
-
-def test_old_samples_fade() -> None:
-    mean = Mean()
-    mean.note(1.0)
-    mean.note(2.0)
-    assert mean.value == pytest.approx(1.2)
 
 
 def test_nothing_is_foretold_of_what_is_not_known() -> None:
@@ -85,6 +78,44 @@ def test_a_request_that_would_be_late_is_refused_and_holds_nothing() -> None:
     assert end.code == "overloaded"
     assert end.message == "deadline_ms is 700; the first token is expected in 2000 ms, behind 0 waiting requests"
     assert list(driver.state.entries) == ["running"]
+
+
+def answered_driver() -> Driver:
+    """As `taught_driver`; an answer has ended since then, four tokens, two seconds each behind the first."""
+    driver = taught_driver()
+    driver.begin(replace(JOB, request_id="answered"))
+    for prefill in (REPORT, None, None, None):
+        item = result("answered", "sampled", prefill=prefill)
+        driver.do(ev.StepDone(driver.state.step_number, (item,), 1000.0 if prefill else 2000.0, 9.0))
+    assert isinstance(driver.terminal(), Finished)
+    return driver
+
+
+def test_a_deadline_is_one_for_the_whole_answer() -> None:
+    driver = answered_driver()
+    refuse, tokens = driver.state.admission.refusal, 0.8 * 1 + 0.2 * 4
+    driver.submit(replace(JOB, request_id="running"))
+    job = replace(JOB, deadline_ms=3000.0)
+    first_s = driver.state.forecast.first_token_s(job, driver.state.running(), ())
+    assert first_s is not None
+    end_s = first_s + (tokens - 1) * 2.0
+    assert 0.75 * first_s < 3.0 < 0.75 * end_s, "the first token comes in time, the last one does not"
+    refusal = refuse(job, 9.0)
+    assert refusal is not None
+    said = f"the last token is expected in {1e3 * end_s:.0f} ms, behind 0 waiting requests"
+    assert refusal.message == f"deadline_ms is 3000; {said}"
+    assert refusal.retry_after_s == pytest.approx(end_s - 3.0)
+    one = replace(job, sampling=replace(job.sampling, max_tokens=1))
+    assert refuse(one, 9.0) is None, "no longer than it may be"
+
+
+def test_no_answer_is_foretold_before_one_has_ended() -> None:
+    forecast = Forecast(2)
+    forecast.note_prompt(done(1000.0))
+    forecast.note_step(0.5)
+    assert forecast.going_on_s(JOB) == 0.0
+    forecast.note_answer(100.0, 3)
+    assert forecast.going_on_s(JOB) == pytest.approx(2 * 0.5)
 
 
 def test_an_idle_server_refuses_nobody_and_so_learns_better() -> None:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kvblend.actors.core.speeds import SAMPLE_BYTES_MIN, WEIGHT, ComputeMeter, TierMeter, TierSpeed
+from kvblend.actors.core.speeds import SAMPLE_BYTES_MIN, WEIGHT, ComputeMeter, Mean, TierMeter, TierSpeed
 
 MB = 1 << 20
+
+
+def test_old_samples_fade() -> None:
+    mean = Mean(0.2)
+    mean.note(1.0)
+    mean.note(2.0)
+    assert mean.value == pytest.approx(1.2)
 
 
 def test_overlapping_reads_count_the_time_once() -> None:
@@ -58,9 +65,9 @@ def test_latency_is_averaged_and_part_of_every_load() -> None:
 def test_blends_and_full_prefills_are_measured_apart() -> None:
     meter = ComputeMeter()
     assert (meter.blend_row_s, meter.row_s) == (None, None)
-    meter.note(100.0, 1.0, blend=False)
+    meter.note(1000.0, 10.0, blend=False)
     assert (meter.blend_row_s, meter.row_s) == (None, 0.01)
-    meter.note(100.0, 2.0, blend=True)
+    meter.note(1000.0, 20.0, blend=True)
     assert (meter.blend_row_s, meter.row_s) == (0.02, 0.02)
 
 
@@ -75,14 +82,14 @@ def test_what_was_profiled_stands_in_until_a_request_was_measured() -> None:
     meter = ComputeMeter()
     meter.profile(100.0, 1.0)
     assert (meter.blend_row_s, meter.row_s) == (0.01, 0.01)
-    meter.note(100.0, 0.5, blend=True)
-    assert (meter.blend_row_s, meter.row_s) == (0.005, 0.005)
+    meter.note(1000.0, 20.0, blend=True)
+    assert (meter.blend_row_s, meter.row_s) == (0.02, 0.02)
 
 
 def test_rows_of_a_blend_are_taken_no_cheaper_than_those_of_a_full_prefill() -> None:
     meter = ComputeMeter()
     meter.profile(100.0, 1.0)
-    meter.note(100.0, 2.0, blend=False)
+    meter.note(1000.0, 20.0, blend=False)
     assert (meter.blend_row_s, meter.row_s) == (0.02, 0.02)
 
 
@@ -91,3 +98,32 @@ def test_a_profile_that_is_too_short_says_nothing() -> None:
     meter.profile(100.0, 0.01)
     meter.profile(0.0, 1.0)
     assert meter.blend_row_s is None
+
+
+@pytest.mark.parametrize("blend", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_short_prefills_do_not_change_what_a_row_is_thought_to_take(first: bool, blend: bool) -> None:
+    meter = ComputeMeter()
+    for is_long in (first, not first):
+        if is_long:
+            meter.note(1000.0, 10.0, blend=blend)
+            continue
+        for _ in range(50):
+            meter.note(20.0, 2.0, blend=blend)
+    assert meter.row_s == pytest.approx(0.01)
+    assert meter.blend_row_s == (pytest.approx(0.01) if blend else None)
+
+
+def test_short_blends_do_not_hide_what_a_row_of_a_long_full_prefill_takes() -> None:
+    meter = ComputeMeter()
+    meter.note(1000.0, 10.0, blend=False)
+    meter.note(20.0, 2.0, blend=True)
+    assert (meter.blend_row_s, meter.row_s) == (0.01, 0.01)
+
+
+def test_short_prefills_are_better_than_nothing_and_the_cheapest_is_the_nearest() -> None:
+    meter = ComputeMeter()
+    meter.note(20.0, 2.0, blend=True)
+    assert (meter.blend_row_s, meter.row_s) == (0.1, 0.1)
+    meter.profile(100.0, 3.0)
+    assert (meter.blend_row_s, meter.row_s) == (0.03, 0.03)
