@@ -13,10 +13,12 @@ import torch
 from kvblend.engine.kv import KVSlab
 from kvblend.engine.rope import RopeTable, add_rotated, rotate
 
-ResidualKind = Literal["mean", "distance", "ridge"]
-RESIDUALS: tuple[ResidualKind, ...] = ("mean", "distance", "ridge")
+ResidualKind = Literal["mean", "distance", "ridge", "lowrank"]
+RESIDUALS: tuple[ResidualKind, ...] = ("mean", "distance", "ridge", "lowrank")
 DISTANCE_TOKENS = 32.0
 RIDGE_PENALTY = 10.0
+LOW_RANK = 4
+_SPREAD = ("distance", "lowrank")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,8 +44,9 @@ class Residual:
     "mean": the chunk's mean change. "distance": its chosen rows weighted by exp(-|distance| / 32) beside their mean
     with weight 1, no row's change longer than the median (K and V apart). "ridge": the chunk's mean change,
     plus one linear map per head from a row's cached [K, V] to its change, fitted on all chosen rows
-    around their chunk's mean with penalty 10 times the mean squared feature. A chunk without chosen rows takes the mean
-    of all.
+    around their chunk's mean with penalty 10 times the mean squared feature. "lowrank": as "distance", but of what a
+    row's change differs from its chunk's mean only the part in the 4 directions is spread in which the chosen rows of
+    all chunks differ most, per head, K and V apart. A chunk without chosen rows takes the mean of all.
     """
 
     def __init__(
@@ -87,8 +90,11 @@ class Residual:
         old = self._read(slab, layer, self._chosen.to(device), rope)
         change = torch.cat((raw_k[where], v[where]), dim=-1).sub_(old)
         mapped = self._ridge_map(old, change) if self.kind == "ridge" else None
-        if self.kind == "distance":
+        if self.kind in _SPREAD:
             change = _limited(change)
+        if self.kind == "lowrank":
+            centres = self._own_centres(change)
+            change = centres + _low_rank(change - centres, LOW_RANK)
         for block in self._blocks:
             weights = block.weights.to(device, change.dtype)
             # one product for all heads: the rows of a chunk learn from those of their own chunk only
@@ -103,9 +109,8 @@ class Residual:
 
     def _ridge_map(self, old: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
         """The linear map per head `[kv_heads, 2 * head_dim, 2 * head_dim]` from [K, V] to their change."""
-        chunk = self._chosen_chunk.to(old.device)
-        x = (old - self._centres(old)[chunk]).transpose(0, 1).float()
-        y = (change - self._centres(change)[chunk]).transpose(0, 1).float()
+        x = (old - self._own_centres(old)).transpose(0, 1).float()
+        y = (change - self._own_centres(change)).transpose(0, 1).float()
         gram = x.transpose(1, 2) @ x
         # the squared length of an average row, ten times over: about as strong as ten more rows
         penalty = RIDGE_PENALTY * x.square().sum((1, 2)) / x.shape[1]
@@ -127,6 +132,10 @@ class Residual:
         parts = [values[self._members(block.chunk).to(values.device)].mean(0) for block in self._blocks]
         return torch.stack(parts)
 
+    def _own_centres(self, change: torch.Tensor) -> torch.Tensor:
+        """For each chosen row the mean over the chosen rows of its chunk, in the shape of `change` `[chosen, ...]`."""
+        return self._centres(change)[self._chosen_chunk.to(change.device)]
+
     def _read(self, slab: KVSlab, layer: int, rows: torch.Tensor, rope: RopeTable) -> torch.Tensor:
         """Cached [K un-rotated, V] of `rows`: `[rows, kv_heads, 2 * head_dim]`."""
         cos, sin = rope.gather_inverse(rows)
@@ -144,7 +153,7 @@ class Residual:
         members, places = self._members(chunk), torch.arange(start, end)
         low, high = int(members[0]), int(members[-1]) + 1
         mean = torch.full((end - start, high - low), 1.0 / (high - low))
-        weights = self._by_distance(places, mean, low, high) if self.kind == "distance" else mean
+        weights = self._by_distance(places, mean, low, high) if self.kind in _SPREAD else mean
         chosen = torch.isin(places, self._chosen)
         weights[chosen] = 0.0
         return _Block(chunk, start, end, low, high, weights.mul_(self.fraction), ~chosen)
@@ -168,3 +177,19 @@ def _limited(change: torch.Tensor) -> torch.Tensor:
     limit = length.median(0, keepdim=True).values
     limited: torch.Tensor = parts * (limit / length.clamp_min(1e-12)).clamp_max(1.0)
     return limited.view(rows, kv_heads, width)
+
+
+def _low_rank(deviation: torch.Tensor, rank: int) -> torch.Tensor:
+    """`deviation` `[rows, kv_heads, 2 * head_dim]` without what lies outside its `rank` main directions.
+
+    Those are found over all rows, per head, K and V apart: the best approximation of that rank. Where there are no more
+    directions than that, it stays as it is.
+    """
+    rows, kv_heads, width = deviation.shape
+    parts = deviation.view(rows, kv_heads * 2, width // 2).transpose(0, 1)
+    parts = parts.to(torch.promote_types(parts.dtype, torch.float32))
+    # numbers that are not finite spoil the request they belong to; the decomposition would stop the whole tick
+    gram = torch.nan_to_num(parts.transpose(1, 2) @ parts, nan=0.0, posinf=0.0, neginf=0.0)
+    main = torch.linalg.eigh(gram).eigenvectors[..., -rank:]
+    kept: torch.Tensor = (parts @ main) @ main.transpose(1, 2)
+    return kept.transpose(0, 1).reshape(rows, kv_heads, width).to(deviation.dtype)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, get_args
 SelectorName = Literal["divergence", "query", "sensitive", "union", "product", "random", "sinks"]
 DivergenceOf = Literal["k", "v", "kv"]
 ChunkBudget = Literal["free", "need", "equal"]
-ResidualName = Literal["none", "mean", "distance", "ridge"]
+ResidualName = Literal["none", "mean", "distance", "ridge", "lowrank"]
 NamedLayers = Literal["all", "middle"]
 
 LAYERS_MAX = 1024

@@ -107,3 +107,13 @@ def test_the_environment_reaches_the_settings(
     assert result.exit_code == 0, result.output
     settings = local_system[0][1]
     assert (settings.conditioning, settings.gate) == ("bare", "off")
+
+
+@pytest.mark.parametrize(("flags", "echo"), [((), True), (("--no-echo",), False)])
+def test_the_second_form_of_chunks_can_be_left_out(
+    local_system: list[Any], model_folder: Path, tmp_path: Path, flags: tuple[str, ...], echo: bool
+) -> None:
+    result = invoke("--model", model_folder, "--conditioning", "warm", *flags, *write_corpus(tmp_path))
+    assert result.exit_code == 0, result.output
+    settings = local_system[0][1]
+    assert (settings.conditioning, settings.echo) == ("warm", echo)

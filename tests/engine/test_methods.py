@@ -87,7 +87,7 @@ def test_fields_stay_with_their_method_in_a_list() -> None:
         ("query,sinks=few", "sinks is 'few'; it must be a number"),
         ("query,sinks=-1", r"sinks is -1; it must be a whole number in 0\.\.4096"),
         ("query,score_layers=1-2", r"score_layers is '1-2'; it must be numbers joined by \+"),
-        ("query,residual=best", "residual is 'best'; choose none, mean, distance, ridge"),
+        ("query,residual=best", "residual is 'best'; choose none, mean, distance, ridge, lowrank"),
     ],
 )
 def test_a_bad_method_is_named_with_what_is_possible(text: str, message: str) -> None:

@@ -7,7 +7,7 @@ import torch
 from tiny_models import CPU, tiny_config
 
 from kvblend.engine.kv import KVSlab, SlabPool
-from kvblend.engine.residual import RESIDUALS, Residual, ResidualKind
+from kvblend.engine.residual import LOW_RANK, RESIDUALS, Residual, ResidualKind
 from kvblend.engine.rope import RopeTable, rotate
 
 SPANS = ((4, 14), (14, 26))
@@ -107,6 +107,88 @@ def test_distance_lets_no_row_say_more_than_the_median(rope: RopeTable) -> None:
     assert torch.allclose(moved[10], torch.ones(2, 8, dtype=torch.float64), atol=1e-6)
 
 
+MANY = torch.arange(4, 26, 2)
+
+
+def spread(rope: RopeTable, kind: ResidualKind, seed: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    """Un-rotated K and V by which `kind` moves a slab's rows, 11 of them chosen, with random changes."""
+    slab, raw, v = filled(rope)
+    generator = torch.Generator().manual_seed(seed)
+    change = torch.randn(2, len(MANY), 2, 8, generator=generator, dtype=torch.float64)
+    Residual(kind, 1.0, SPANS, MANY).correct(slab, 1, MANY, raw[MANY] + change[0], v[MANY] + change[1], rope)
+    cos, sin = rope.span(0, TOKENS)
+    after = rotate(slab.k[1, :, :TOKENS].transpose(0, 1), cos[:, None], -sin[:, None])
+    return after - raw, slab.v[1, :, :TOKENS].transpose(0, 1) - v
+
+
+def members(start: int, end: int) -> torch.Tensor:
+    """Which of MANY lie in a chunk, as indices."""
+    return torch.tensor([index for index, row in enumerate(MANY.tolist()) if start <= row < end])
+
+
+def reduced(change: torch.Tensor, rank: int) -> torch.Tensor:
+    """What of one head's K or V changes `[rows, dim]` is spread: limited, of rank `rank` around its chunk's mean."""
+    length = change.norm(dim=1, keepdim=True)
+    change = change * (length.median() / length).clamp_max(1.0)
+    centre = torch.zeros_like(change)
+    for start, end in SPANS:
+        rows = members(start, end)
+        centre[rows] = change[rows].mean(0)
+    u, size, directions = torch.linalg.svd(change - centre, full_matrices=False)
+    size[rank:] = 0.0
+    small: torch.Tensor = centre + u @ torch.diag(size) @ directions
+    return small
+
+
+def test_lowrank_spreads_the_best_approximation_around_the_means_of_the_chunks(rope: RopeTable) -> None:
+    generator = torch.Generator().manual_seed(5)
+    change = torch.randn(2, len(MANY), 2, 8, generator=generator, dtype=torch.float64)
+    for part, moved in zip(change, spread(rope, "lowrank"), strict=True):
+        for head in range(2):
+            small = reduced(part[:, head], LOW_RANK)
+            for place in (5, 11, 15, 25):
+                rows = members(*(SPANS[0] if place < 14 else SPANS[1]))
+                near = torch.exp(-(MANY[rows] - place).abs().double() / 32.0)
+                wanted = (near @ small[rows] + small[rows].mean(0)) / (near.sum() + 1.0)
+                assert torch.allclose(moved[place, head], wanted, atol=1e-5)
+
+
+def test_lowrank_leaves_directions_out_that_distance_spreads(rope: RopeTable) -> None:
+    low, whole = (spread(rope, kind)[0] for kind in ("lowrank", "distance"))
+    assert float((low - whole).abs().max()) > 0.01
+
+
+def test_lowrank_is_distance_where_the_rows_span_no_more_directions(rope: RopeTable) -> None:
+    # five rows around the means of two chunks span three
+    change = torch.randn(2, 7, 2, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    low, whole = (corrected(rope, kind, *change) for kind in ("lowrank", "distance"))
+    torch.testing.assert_close(low, whole)
+
+
+def test_lowrank_gives_the_same_bits_again(rope: RopeTable) -> None:
+    once, again = spread(rope, "lowrank"), spread(rope, "lowrank")
+    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_numbers_that_are_not_finite_do_not_stop_lowrank(rope: RopeTable, bad: float) -> None:
+    change = torch.ones(7, 2, 8, dtype=torch.float64)
+    change[3] = bad
+    _, moved = corrected(rope, "lowrank", torch.zeros(7, 2, 8), change)
+    assert not bool(moved[25].isfinite().all())
+
+
+def test_lowrank_takes_narrow_numbers() -> None:
+    config = tiny_config()
+    rope = RopeTable(config, torch.bfloat16, CPU)
+    slab = SlabPool(config, 64, torch.bfloat16, CPU).reserve(TOKENS)
+    slab.k.zero_()
+    slab.v.zero_()
+    ones = torch.ones(7, 2, 8, dtype=torch.bfloat16)
+    Residual("lowrank", 1.0, SPANS, CHOSEN).correct(slab, 1, ROWS, ones, ones, rope)
+    torch.testing.assert_close(slab.v[1, :, 6], ones[0], rtol=0.02, atol=0.0)
+
+
 def test_ridge_learns_a_linear_map_that_the_mean_cannot() -> None:
     config = tiny_config(context_length=512)
     rope = RopeTable(config, torch.float64, CPU)
@@ -129,5 +211,5 @@ def test_ridge_learns_a_linear_map_that_the_mean_cannot() -> None:
 
 
 def test_an_unknown_kind_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="'median'; choose mean, distance, ridge"):
+    with pytest.raises(ValueError, match="'median'; choose mean, distance, ridge, lowrank"):
         Residual("median", 1.0, SPANS, CHOSEN)  # type: ignore[arg-type]

@@ -15,7 +15,9 @@ from kvblend.cli.reporting import reported
 
 
 @reported
-@with_settings("model", "store", "remote", "conditioning", "dtype", "store_dtype", "threads", "device", "attention")
+@with_settings(
+    *("model", "store", "remote", "conditioning", "echo", "dtype", "store_dtype", "threads", "device", "attention")
+)
 def ingest(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="UTF-8 text files, one chunk each.")],
     given: Flags,
