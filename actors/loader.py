@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -11,6 +12,7 @@ from contextlib import aclosing
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.loading import DeliverLayer, LoadCommand, LoadingState, Rank, ReadRun
 from kvblend.actors.core.speeds import TierMeter, TierSpeed
+from kvblend.actors.device_pool import DevicePool
 from kvblend.actors.loads import Load, lease_segments
 from kvblend.actors.runtime.actor import Actor, ActorDied, ActorRef
 from kvblend.actors.runtime.mailbox import MailboxClosed
@@ -27,7 +29,7 @@ TIERS: dict[str, Tier] = {"host": "host", "disk": "disk", "remote": "remote"}
 
 
 class Loader(Actor[LoaderMessage]):
-    """Shell around `LoadingState`; the store is its only effect, and the blender hears of every layer.
+    """Shell around `LoadingState`; store and device pool are its only effects, and the blender hears of every layer.
 
     `window` bounds the reads in flight of all requests together. Leases of requests that are looked ahead hold at most
     `ahead_bytes_max` bytes. At the start it reads from each lower tier for `probe_s` seconds, to learn its speed.
@@ -42,8 +44,10 @@ class Loader(Actor[LoaderMessage]):
         window: int,
         ahead_bytes_max: int = 1 << 30,
         probe_s: float = 0.0,
+        pool: DevicePool | None = None,
     ) -> None:
         self._store = store
+        self._pool = pool
         self._tables = tables
         self._scheduler = scheduler
         self._blender = blender
@@ -131,7 +135,7 @@ class Loader(Actor[LoaderMessage]):
 
     async def _look_up(self, load: Load) -> None:
         try:
-            hits = await lease_segments(load, self._store, lambda _: True, self._note_lease)
+            hits = await lease_segments(load, self._store, lambda _: True, self._note_lease, pool=self._pool)
         finally:
             if not load.open:
                 load.close_leases()
@@ -141,7 +145,8 @@ class Loader(Actor[LoaderMessage]):
     async def _look_ahead(self, load: Load) -> None:
         """Lease what is stored and fits the budget, and have its first layers read when nobody else reads."""
         try:
-            await lease_segments(load, self._store, lambda index: self._fits_ahead(load, index), self._note_lease, 1)
+            fits = functools.partial(self._fits_ahead, load)
+            await lease_segments(load, self._store, fits, self._note_lease, 1, self._pool)
         finally:
             if not load.open:
                 load.close_leases()
@@ -177,6 +182,8 @@ class Loader(Actor[LoaderMessage]):
             load.leases.pop(index).release()
         if not segments:
             return
+        if self._pool is not None:
+            load.leases = {index: self._pool.admit(lease) for index, lease in load.leases.items()}
         load.segments = segments
         load.layers = self._tables.open_layers(request_id)
         load.layers.started_s = time.monotonic()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from kvblend.actors.core import events as ev
 from kvblend.actors.core.loading import Rank
+from kvblend.actors.device_pool import DevicePool, LayerLease
 from kvblend.actors.tables import RequestLayers
 from kvblend.store.keys import ChunkKey
 from kvblend.store.lease import ChunkLease
@@ -29,7 +30,7 @@ class Load:
     name: str
     job: ev.Job
     rank: Rank
-    leases: dict[int, ChunkLease] = field(default_factory=dict)
+    leases: dict[int, LayerLease] = field(default_factory=dict)
     segments: tuple[int, ...] = ()
     layers: RequestLayers | None = None
     open: bool = True
@@ -43,21 +44,21 @@ class Load:
         self.leases.clear()
 
     def missing(self, num_layers: int) -> dict[int, set[int]]:
-        """By segment that is to be loaded: its layers that are not in memory."""
+        """By segment that is to be loaded: its layers that are neither in memory nor on the device."""
         return {index: missing_layers(self.leases[index], num_layers) for index in self.segments}
 
     def put_layer(self, layer: int) -> None:
-        """Hand one layer to the device; all its segments are in memory."""
+        """Hand one layer to the device; all its segments are in memory, or there already."""
         if self.layers is None:
             raise ValueError(f"{self.name} only looks ahead")
         starts = self.job.layout.segments
         parts = [(starts[index].start, self.leases[index].layer_nowait(layer)) for index in self.segments]
-        self.layers.put(layer, [(start, view) for start, view in parts if view is not None])
+        self.layers.put(layer, [(start, part) for start, part in parts if part is not None])
         self.outbox.append(layer)
 
 
-def missing_layers(lease: ChunkLease, num_layers: int) -> set[int]:
-    """The layers of a chunk that are not in memory."""
+def missing_layers(lease: LayerLease, num_layers: int) -> set[int]:
+    """The layers of a chunk that are neither in memory nor on the device."""
     return {layer for layer in range(num_layers) if lease.layer_nowait(layer) is None}
 
 
@@ -67,11 +68,12 @@ async def lease_segments(
     wanted: Callable[[int], bool],
     leased: Callable[[ChunkLease, float], None],
     at_once: int = LOOKUPS_MAX,
+    pool: DevicePool | None = None,
 ) -> list[ev.Hit]:
     """Lease the best stored variant of every segment that `wanted` agrees to; what is leased already is kept.
 
-    `leased` hears of each new lease and of the seconds that it took. Leaves all to the caller to give back, and stops
-    early where the load is closed meanwhile.
+    What `pool` has is leased there. `leased` hears of each lease of `store` and of the seconds that it took. Leaves all
+    to the caller to give back, and stops early where the load is closed meanwhile.
     """
     slots = asyncio.Semaphore(at_once)
     hits: list[ev.Hit] = []
@@ -81,7 +83,7 @@ async def lease_segments(
         async with slots:
             if not load.open or not keys.lookup or not wanted(index):
                 return
-            exact = await _best(load, store, index, keys.lookup, ids, leased)
+            exact = await _best(load, store, index, keys.lookup, ids, leased, pool)
         if exact is not None and load.open:
             lease = load.leases[index]
             gone = len(missing_layers(lease, store.shape.num_layers))
@@ -100,6 +102,7 @@ async def _best(
     lookup: Sequence[tuple[ChunkKey, bool]],
     ids: tuple[int, ...],
     leased: Callable[[ChunkLease, float], None],
+    pool: DevicePool | None,
 ) -> bool | None:
     """Put the first variant that is stored into the load's leases; whether it is exact, or None for a miss."""
     held = load.leases.get(index)
@@ -112,10 +115,13 @@ async def _best(
             return exact
         if held is not None and not store.contains(key):
             continue
-        began = time.monotonic()
-        lease = await store.lease(key, ids)
+        lease: LayerLease | None = None if pool is None else pool.lease(key)
+        if lease is None:
+            began = time.monotonic()
+            lease = stored = await store.lease(key, ids)
+            if stored is not None:
+                leased(stored, time.monotonic() - began)
         if lease is not None:
-            leased(lease, time.monotonic() - began)
             if held is not None:
                 held.release()
             load.leases[index] = lease

@@ -42,6 +42,7 @@ class Settings:
     `debug` checks the scheduler's invariants after every event. `warm_text` are paragraphs of the corpus for chunks to
     be computed behind, in place of the shipped ones; with `echo` such chunks are stored as behind a copy of themselves.
     `gate_kl_max` is in nats per token; `force_blend` blends whatever the gate says. `itl_ms_max` 0 or None is no bound.
+    `keep_freed_memory` holds for the whole process, from the first system with it on, and with glibc only.
     """
 
     model: str = "smollm2"
@@ -51,6 +52,7 @@ class Settings:
     device: str = "cpu"
     attention: Literal["auto", "sdpa", "xformers"] = "auto"
     threads: int = 0
+    keep_freed_memory: bool = False
     conditioning: Literal["system", "bare", "warm", "neighbours"] = "system"
     warm_text: str = ""
     echo: bool = True
@@ -78,6 +80,8 @@ class Settings:
     force_blend: bool = False
     max_kl: float | None = None
     on_miss: Literal["fresh", "precompute"] = "fresh"
+    device_pool_bytes: int = 0
+    device_pool_policy: Literal["lru", "cost"] = "lru"
     host_bytes_budget: int = 2 << 30
     host_policy: Literal["lru", "cost"] = "lru"
     disk_bytes_budget: int | None = None
@@ -111,6 +115,7 @@ class Settings:
             "max_kl": (0.0, KL_MAX_LIMIT),
             "threads": (0, 1024),
             "blend_min_tokens": (0, 1 << 30),
+            "device_pool_bytes": (0, 1 << 50),
             "host_bytes_budget": (1 << 20, 1 << 50),
             "disk_bytes_budget": (1 << 20, 1 << 60),
             "tenant_bytes_max": (1, 1 << 60),
@@ -143,6 +148,7 @@ class Settings:
             "attention": ("auto", "sdpa", "xformers"),
             "conditioning": ("system", "bare", "warm", "neighbours"),
             "on_miss": ("fresh", "precompute"),
+            "device_pool_policy": ("lru", "cost"),
             "host_policy": ("lru", "cost"),
             "disk_policy": ("lru", "cost"),
             "gate": ("auto", "off"),
@@ -154,7 +160,21 @@ class Settings:
                 raise RequestError(
                     "invalid_request", f"{name} is {getattr(self, name)!r}; choose {', '.join(allowed)}", name
                 )
+        self._check_together()
+        try:
+            _ = self.selection
+        except BadSelection as error:
+            raise RequestError("invalid_request", str(error), error.field) from None
 
+    def _check_together(self) -> None:
+        """Raise RequestError for settings that exclude each other, and for a remote tier's unknown kind of address."""
+        if self.device_pool_bytes and self.device.partition(":")[0] != "cuda":
+            raise RequestError(
+                "invalid_request",
+                f"device_pool_bytes is {self.device_pool_bytes}; on device {self.device!r} it must be 0: only a CUDA "
+                "device has memory of its own to keep chunks in",
+                "device_pool_bytes",
+            )
         # the value is not shown: it may hold a password
         if self.remote and not self.remote.startswith(REMOTE_SCHEMES):
             schemes = ", ".join(REMOTE_SCHEMES)
@@ -165,10 +185,6 @@ class Settings:
                 f"store_dtype is 'float32'; it is wider than dtype {self.dtype!r}: choose auto, bfloat16, int8",
                 "store_dtype",
             )
-        try:
-            _ = self.selection
-        except BadSelection as error:
-            raise RequestError("invalid_request", str(error), error.field) from None
 
     @property
     def selection(self) -> SelectorSpec:

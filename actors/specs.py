@@ -12,13 +12,13 @@ from kvblend.actors.settings import Settings
 from kvblend.engine.bound import UNKNOWN
 from kvblend.engine.layout import BlendPlan, Reuse
 from kvblend.engine.output import OutputText
+from kvblend.engine.payloads import LayerSource
 from kvblend.engine.runner import SequenceSpec
 from kvblend.engine.sampling import SamplingPlan
 from kvblend.engine.selectors.base import Selector
 from kvblend.engine.selectors.bounded import BoundedSelector
 from kvblend.engine.selectors.build import build_selector
 from kvblend.engine.selectors.plain import PlainSelector
-from kvblend.engine.sequence import LayerSource
 from kvblend.engine.tokenizer import Tokenizer
 
 

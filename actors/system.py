@@ -23,6 +23,7 @@ from kvblend.actors.precision import StoreForm, choose_store_form, keep_check
 from kvblend.actors.profiling import PrefillSpeed, profile_prefill
 from kvblend.actors.requests import JobBuilder, check_request
 from kvblend.actors.runtime.device_thread import DeviceThread
+from kvblend.actors.runtime.freed_memory import keep_freed_memory
 from kvblend.actors.runtime.mailbox import MailboxClosed, MailboxFull
 from kvblend.actors.selection import check_settings_for
 from kvblend.actors.settings import Settings, tenant_salt
@@ -92,6 +93,7 @@ class System:
         Raises what loaders raise for a bad model (ValueError), StoreUnusable, RequestError for a remote tier's bad URL.
         """
         check_remote(settings)
+        keep_freed_memory(wanted=settings.keep_freed_memory)
         device = DeviceThread(capacity=8 * settings.max_num_seqs + 64)
         await device.start()
         store = None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-LayerParts = Sequence[tuple[int, memoryview]]
+from kvblend.engine.payloads import Payload
+
+LayerPart = memoryview | Callable[[], Payload]
+"""A stored layer in host memory, or what gives it on the device: to be called in the device thread."""
+LayerParts = Sequence[tuple[int, LayerPart]]
 Captured = list[memoryview] | str
 """One payload per layer of a captured segment, or why it cannot be stored."""
 
@@ -25,16 +29,17 @@ class RequestLayers:
     loaded_s: float = 0.0
 
     def put(self, layer: int, parts: LayerParts) -> None:
-        """Hand over one layer: `(first position, payload)` per segment."""
+        """Hand over one layer: `(first position, payload or what gives it)` per segment."""
         self.arrived[layer] = parts
         self.loaded_s = time.monotonic()
 
-    def take(self, layer: int) -> LayerParts | None:
-        """The layer, once; None while it is not loaded."""
+    def take(self, layer: int) -> Sequence[tuple[int, Payload]] | None:
+        """The layer, once; None while it is not loaded. For the device thread."""
         parts = self.arrived.pop(layer, None)
-        if parts is not None:
-            self.taken = layer + 1
-        return parts
+        if parts is None:
+            return None
+        self.taken = layer + 1
+        return [(start, part() if callable(part) else part) for start, part in parts]
 
     @property
     def load_ms(self) -> float:

@@ -16,6 +16,7 @@ from kvblend.actors.core import events as ev
 from kvblend.actors.core.jobs import Job
 from kvblend.actors.core.limits import Limits
 from kvblend.actors.core.scheduler import SchedulerState
+from kvblend.actors.device_pool import make_device_pool
 from kvblend.actors.errors import RequestError
 from kvblend.actors.loader import Loader
 from kvblend.actors.messages import StreamEvent
@@ -57,7 +58,11 @@ class Troupe:
         bounds: KLBounds | None = None,
         profile: PrefillSpeed | None = None,
     ) -> None:
-        """`profile` is how fast the engine computes, as measured before; None: the first requests tell."""
+        """`profile` is how fast the engine computes, as measured before; None: the first requests tell.
+
+        Raises RequestError for a device pool that the device cannot have.
+        """
+        self._device_pool = pool = make_device_pool(settings, engine, store)
         self._lost = lost
         self._profile = profile
         self._check = settings.debug
@@ -103,6 +108,7 @@ class Troupe:
                 settings.prefetch_layers_max,
                 ahead_bytes_max=settings.host_bytes_budget // 4,
                 probe_s=PROBE_S,
+                pool=pool,
             ),
             256,
             "loader",
@@ -114,7 +120,7 @@ class Troupe:
         return self._supervisor.fatal
 
     def figures(self) -> dict[str, object]:
-        """Queue, KV slots and actors, for `/ready`."""
+        """Queue, KV slots, actors and the device pool where there is one, for `/ready`."""
         state = self._state
         kept = state.continuing.kept.pages
         return {
@@ -124,10 +130,13 @@ class Troupe:
             "kv_tokens_kept": kept * PAGE_TOKENS,
             "parity_failures": state.parity_failures,
             "actors": {name: _plain(figures) for name, figures in self._supervisor.statistics().items()},
+            **({} if self._device_pool is None else {"device_pool": asdict(self._device_pool.stats())}),
         }
 
     def numbers(self) -> dict[str, dict[str, float]]:
-        """What runs and waits (`engine`), and each actor's mailbox depth and restarts (`actors`: `name.depth`)."""
+        """What runs and waits (`engine`), each actor's mailbox depth and restarts (`actors`: `name.depth`), and the
+        figures of the device pool where there is one (`device_pool`).
+        """
         state = self._state
         running, kept = state.num_running, state.continuing.kept.pages
         engine: dict[str, float] = {
@@ -142,10 +151,11 @@ class Troupe:
         for name, actor in self._supervisor.statistics().items():
             actors[f"{name}.depth"] = actor.mailbox.depth + actor.mailbox.system_depth
             actors[f"{name}.restarts"] = actor.restarts
-        return {"engine": engine, "actors": actors}
+        pool = {} if self._device_pool is None else {"device_pool": asdict(self._device_pool.stats())}
+        return {"engine": engine, "actors": actors, **pool}
 
     def check_deadline(self, job: Job) -> None:
-        """Raise RequestError where this job's deadline would pass before its first token."""
+        """Raise RequestError where this job's deadline would pass before its last token."""
         late = self._state.admission.refusal(job, time.monotonic())
         if late is not None:
             raise RequestError("overloaded", late.message, "deadline_ms", retry_after_s=late.retry_after_s)

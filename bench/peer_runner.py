@@ -67,7 +67,7 @@ def start_vllm(args: argparse.Namespace) -> Started:
         sampling = library.SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False)
         llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
 
-    return run, {**options, "cores": cores}
+    return run, {**options, "cores": cores, "kv_cache_gib": 2}
 
 
 def start_llamacpp(args: argparse.Namespace) -> Started:

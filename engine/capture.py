@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from kvblend.engine.payloads import Payload, payload_numbers
+
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
@@ -60,14 +62,14 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def payload_tensors(
-    payload: memoryview, kv_heads: int, head_dim: int, dtype: torch.dtype, tokens: int = -1
+    payload: Payload, kv_heads: int, head_dim: int, dtype: torch.dtype, tokens: int = -1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V `[kv_heads, tokens, head_dim]` of one stored layer; views of the payload.
 
     Without `tokens` the payload must hold nothing else.
     """
     count = -1 if tokens < 0 else 2 * kv_heads * tokens * head_dim
-    both = torch.frombuffer(payload, dtype=dtype, count=count).view(2, kv_heads, -1, head_dim)
+    both = payload_numbers(payload, dtype, count).view(2, kv_heads, -1, head_dim)
     return both[0], both[1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvblend.engine.sequence import LayerSource
+from kvblend.engine.payloads import LayerSource, Payload
 
 
 class KeptLayers:
@@ -12,9 +12,9 @@ class KeptLayers:
 
     def __init__(self, source: LayerSource) -> None:
         self._source = source
-        self._taken: dict[int, Sequence[tuple[int, memoryview]]] = {}
+        self._taken: dict[int, Sequence[tuple[int, Payload]]] = {}
 
-    def take(self, layer: int) -> Sequence[tuple[int, memoryview]] | None:
+    def take(self, layer: int) -> Sequence[tuple[int, Payload]] | None:
         """The layer as it was loaded, however often; None while it is not."""
         if layer not in self._taken:
             loaded = self._source.take(layer)

@@ -15,6 +15,7 @@ import torch
 
 from kvblend.engine.capture import DTYPES, payload_sensitivity, payload_tensors, tensor_bytes
 from kvblend.engine.model import Model
+from kvblend.engine.payloads import Payload, payload_numbers
 from kvblend.engine.rope import rotate, rotate_into
 
 STORE_DTYPES = ("float32", "bfloat16", "int8")
@@ -87,11 +88,11 @@ class Precision:
         behind = payload_sensitivity(payload, self.kv_heads, self.head_dim, self.compute, tokens)
         parts = [*kv, *([] if behind is None else [behind])]
         wide = Precision(self.compute, self.compute, self.kv_heads, self.head_dim)
-        if (echo := wide.echo(payload, tokens)) is not None:
+        if isinstance(echo := wide.echo(payload, tokens), memoryview):
             parts.append(torch.frombuffer(self.encode(echo, tokens), dtype=torch.uint8))
         return tensor_bytes(torch.cat([part.reshape(-1).view(torch.uint8) for part in parts]))
 
-    def decode(self, payload: memoryview, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def decode(self, payload: Payload, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K (not rotated) and V `[kv_heads, tokens, head_dim]` of one stored layer, in the compute dtype."""
         k, v = self._numbers(payload, tokens)
         if self.stored != torch.int8:
@@ -101,14 +102,15 @@ class Precision:
 
     def decode_into(
         self,
-        parts: Sequence[tuple[int, int, memoryview]],
+        parts: Sequence[tuple[int, int, Payload]],
         slots: tuple[torch.Tensor, torch.Tensor],
         turn: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         """Write one layer of stored segments into its KV slots: K rotated, V as it is.
 
-        `parts` are `(start, end, payload)` of positions `start..end-1`, in ascending order. `slots` are k and v
-        `[kv_heads, positions, head_dim]` of any device, `turn` cos and sin `[positions, rotary_dim]`.
+        `parts` are `(start, end, payload)` of positions `start..end-1`, in ascending order; a payload lies in host
+        memory or where the slots are. `slots` are k and v `[kv_heads, positions, head_dim]` of any device, `turn` cos
+        and sin `[positions, rotary_dim]`.
         """
         slots_k, slots_v = slots
         pairs = [self._numbers(payload, end - start) for start, end, payload in parts]
@@ -125,54 +127,60 @@ class Precision:
         for (start, end, payload), (_, v) in zip(parts, pairs, strict=True):
             self._widen_into(slots_v[:, start:end], v, payload, 1)
 
-    def _widen_into(self, out: torch.Tensor, numbers: torch.Tensor, payload: memoryview, which: int) -> None:
+    def _widen_into(self, out: torch.Tensor, numbers: torch.Tensor, payload: Payload, which: int) -> None:
         """`numbers` of a narrow payload into `out`, in its dtype; `which` of the scales they take: 0 of K, 1 of V."""
         out.copy_(numbers)
         if self.stored == torch.int8:
             out.mul_(self._scales(payload, out.shape[1])[which].to(out.device))
 
-    def sensitivity(self, payload: memoryview, tokens: int) -> torch.Tensor | None:
-        """What stands behind K and V of one stored layer, float32 `[tokens]` (see `engine.contrast`), if anything."""
+    def sensitivity(self, payload: Payload, tokens: int) -> torch.Tensor | None:
+        """What stands behind K and V of one stored layer, if anything: float32 `[tokens]` in host memory (see
+        `engine.contrast`).
+        """
         offset = self.kv_bytes(tokens)
         if len(payload) == offset:
             return None
-        return torch.frombuffer(payload, dtype=torch.float32, offset=offset, count=tokens)
+        return payload_numbers(payload, torch.float32, tokens, offset).cpu()
 
-    def echo(self, payload: memoryview, tokens: int) -> memoryview | None:
+    def echo(self, payload: Payload, tokens: int) -> Payload | None:
         """The second K and V of one stored layer, in the form of the first (see `engine.repeats`), if there are any."""
         offset = self.kv_bytes(tokens) + torch.float32.itemsize * tokens
         return payload[offset:] if len(payload) > offset else None
 
     def decode_rows_into(
         self,
-        parts: Sequence[tuple[int, int, memoryview, torch.Tensor]],
+        parts: Sequence[tuple[int, int, Payload, torch.Tensor]],
         slots: tuple[torch.Tensor, torch.Tensor],
         turn: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         """`decode_into` for some rows of each segment: `(start, end, payload, rows)`, rows int64 offsets, ascending."""
         slots_k, slots_v = slots
         found = [self._some(payload, end - start, rows) for start, end, payload, rows in parts]
-        k, v = (torch.cat(both, dim=1).to(slots_k) for both in zip(*found, strict=True))
+        # some may lie on the device and others in host memory
+        place = slots_k.device, slots_k.dtype
+        k, v = (torch.cat([part.to(*place) for part in both], dim=1) for both in zip(*found, strict=True))
         at = torch.cat([rows + start for start, _, _, rows in parts]).to(slots_k.device)
         slots_k.index_copy_(1, at, rotate(k, *(part.index_select(0, at) for part in turn)))
         slots_v.index_copy_(1, at, v)
 
-    def _some(self, payload: memoryview, tokens: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _some(self, payload: Payload, tokens: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V `[kv_heads, rows, head_dim]` of some rows, in the stored dtype or, with their scales, in float32."""
-        k, v = (part.index_select(1, rows) for part in self._numbers(payload, tokens))
+        k, v = self._numbers(payload, tokens)
+        rows = rows.to(k.device)
+        k, v = k.index_select(1, rows), v.index_select(1, rows)
         if self.stored != torch.int8:
             return k, v
         k_scale, v_scale = self._scales(payload, tokens)
         return k * k_scale, v * v_scale.index_select(1, rows)
 
-    def _numbers(self, payload: memoryview, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _numbers(self, payload: Payload, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         return payload_tensors(payload, self.kv_heads, self.head_dim, self.stored, tokens)
 
-    def _scales(self, payload: memoryview, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _scales(self, payload: Payload, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 `[kv_heads, 1, head_dim]` for K and `[kv_heads, tokens, 1]` for V; views of the payload."""
         heads, dim = self.kv_heads, self.head_dim
         offset = 2 * heads * tokens * dim
-        scales = torch.frombuffer(payload, dtype=torch.float32, offset=offset, count=heads * (dim + tokens))
+        scales = payload_numbers(payload, torch.float32, heads * (dim + tokens), offset)
         return scales[: heads * dim].view(heads, 1, dim), scales[heads * dim :].view(heads, tokens, 1)
 
 
@@ -187,7 +195,7 @@ def store_fingerprint(fingerprint: str, compute: str, stored: str) -> str:
     return f"{fingerprint}:{stored}:{compute}"
 
 
-def _joined(parts: Sequence[tuple[int, int, memoryview]]) -> list[tuple[int, int]]:
+def _joined(parts: Sequence[tuple[int, int, Payload]]) -> list[tuple[int, int]]:
     """Stretches of positions without a gap."""
     spans: list[tuple[int, int]] = []
     for start, end, _ in parts:

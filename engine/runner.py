@@ -18,12 +18,13 @@ from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse
 from kvblend.engine.logprobs import TokenLogprob
 from kvblend.engine.model import Model
 from kvblend.engine.output import OutputText
+from kvblend.engine.payloads import LayerSource
 from kvblend.engine.precision import Precision
 from kvblend.engine.sampling import SamplingPlan
 from kvblend.engine.selectors.base import Selector
 from kvblend.engine.selectors.bounded import BoundedSelector
 from kvblend.engine.selectors.plain import PlainSelector
-from kvblend.engine.sequence import LayerSource, SequenceState
+from kvblend.engine.sequence import SequenceState
 from kvblend.engine.step import Outcome, Step, WorkItem
 
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
 from kvblend.engine.capture import Capture
 from kvblend.engine.kv import KVSlab
 from kvblend.engine.layout import BlendPlan, Reuse, SegmentKind
+from kvblend.engine.payloads import LayerSource
 from kvblend.engine.precision import Precision
 from kvblend.engine.repeats import Repeats
 from kvblend.engine.rope import RopeTable
 from kvblend.engine.selectors.base import Observation, Pass, Passes, SelectionContext, Selector
-
-
-class LayerSource(Protocol):
-    """Where the cached layers of one request come from."""
-
-    def take(self, layer: int) -> Sequence[tuple[int, memoryview]] | None:
-        """`(first position, payload)` per cached segment once the layer is loaded, else None. Called in layer order."""
-        ...
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks the engine on the device that is there: attention against float64, and ratio 1.0 against a full prefill.
 
+Chunks that lie on the device, as in the device pool, are compared with the same from host memory, and both are timed.
 Needs torch and this repository only: `python scripts/gpu_check.py --quick`, from anywhere, installed or not. Random
 weights, no downloads. Ends with 0 where every check passes, 1 where one fails, 2 where the device is not there.
 """
@@ -14,11 +15,12 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from gpu_table import Check, print_table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
@@ -30,6 +32,7 @@ from kvblend.engine.config import ModelConfig
 from kvblend.engine.kv import SlabPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
 from kvblend.engine.model import Model
+from kvblend.engine.payloads import DeviceBlock, Payload
 from kvblend.engine.selectors.base import Selector
 from kvblend.engine.selectors.divergence import DivergenceSelector
 from kvblend.engine.selectors.plain import PlainSelector
@@ -42,19 +45,7 @@ ATTENTION_TOLERANCE = {torch.float32: 3e-4, torch.float16: 4e-3, torch.bfloat16:
 MODEL_TOLERANCE = {"cpu": 1e-4, "cuda": 1e-3}
 NO_NUMBER = 1e30
 WINDOW = 20
-Payloads = Mapping[int, Sequence[memoryview]]
-
-
-@dataclass
-class Check:
-    """One line of the table. `error` is relative; `limit` is what it may be, or must exceed for a "differs" check."""
-
-    name: str
-    backend: str
-    dtype: str
-    error: float
-    limit: float
-    ok: bool
+Payloads = Mapping[int, Sequence[Payload]]
 
 
 class Size(NamedTuple):
@@ -149,7 +140,7 @@ class Source:
     def __init__(self, payloads: Payloads) -> None:
         self._payloads = payloads
 
-    def take(self, layer: int) -> list[tuple[int, memoryview]]:
+    def take(self, layer: int) -> list[tuple[int, Payload]]:
         return [(start, layers[layer]) for start, layers in self._payloads.items()]
 
 
@@ -170,10 +161,16 @@ class Prompt:
         question = (SegmentKind.QUESTION, ids(size.question))
         self.layout = PromptLayout.of([(SegmentKind.SYSTEM, system), *chunks, question])
         self.reuse = [Reuse.EXACT, Reuse.EXACT, Reuse.CACHED, Reuse.FRESH, Reuse.CACHED, Reuse.CACHED, Reuse.FRESH]
-        self.payloads = {0: self._store([], system)}
+        self.payloads: dict[int, Sequence[Payload]] = {0: self._store([], system)}
         for segment, mark in list(zip(self.layout.segments, self.reuse, strict=True))[1:]:
             if mark is not Reuse.FRESH:
                 self.payloads[segment.start] = self._store(system, segment.token_ids)
+
+    def place_on_device(self) -> None:
+        """Have the chunks' KV on the device from now on, as the device pool has it."""
+        for start, layers in self.payloads.items():
+            block = DeviceBlock(len(layers), len(layers[0]), self.model.device)
+            self.payloads[start] = [block.fill(index, layer) for index, layer in enumerate(layers)]
 
     def _store(self, behind: Sequence[int], ids: Sequence[int]) -> list[memoryview]:
         parts = [(SegmentKind.SYSTEM, behind)] if behind else []
@@ -237,6 +234,10 @@ def check_model(device: torch.device, size: Size, timings: dict[str, float]) -> 
         yield Check("ratio 0.0 differs", backend.name, "float32", apart, 10 * limit, 10 * limit < apart < NO_NUMBER)
         timings[f"{backend.name} full"] = median_ms(prompt, None)
         timings[f"{backend.name} blend@0.15"] = median_ms(prompt, 0.15)
+        prompt.place_on_device()
+        error = relative_error(prompt.prefill(0.0)[0], reused)
+        yield Check("device pool", backend.name, "float32", error, limit, error <= limit)
+        timings[f"{backend.name} blend@0.15, device pool"] = median_ms(prompt, 0.15)
 
 
 def median_ms(prompt: Prompt, ratio: float | None) -> float:
@@ -257,18 +258,6 @@ def describe(device: torch.device) -> str:
         return f"cpu {platform.machine()}, {torch.get_num_threads()} threads"
     capability = torch.cuda.get_device_capability(device)
     return f"{torch.cuda.get_device_name(device)}, capability {capability}, CUDA {torch.version.cuda}"
-
-
-def print_table(checks: Sequence[Check], facts: Mapping[str, str], timings: Mapping[str, float]) -> None:
-    """What was found, for a person."""
-    for name, fact in facts.items():
-        print(f"{name:<9} {fact}")
-    print(f"\n{'check':<22} {'backend':<9} {'dtype':<9} {'error':>9} {'limit':>9}")
-    for c in checks:
-        print(f"{c.name:<22} {c.backend:<9} {c.dtype:<9} {c.error:>9.1e} {c.limit:>9.1e}  {'ok' if c.ok else 'FAILED'}")
-    print("\n" + "   ".join(f"{name}: {ms:.1f} ms" for name, ms in timings.items()))
-    failed = sum(not check.ok for check in checks)
-    print(f"{failed} of {len(checks)} checks FAILED" if failed else f"all {len(checks)} checks passed")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

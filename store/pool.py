@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Protocol
 
 from kvblend.store.eviction import COST_S_PER_TOKEN, make_policy
@@ -102,7 +103,8 @@ class PinWatch(Protocol):
 
 class HostPool:
     """Entries by digest. Unpinned ones go when the budget (bytes) is exceeded, in the order of a policy; pinned ones
-    never do, and may exceed it. `watch` hears of first pins and last unpins.
+    never do, and may exceed it. `watch` hears of first pins and last unpins, `on_drop` of chunks that are taken out by
+    `drop` (whether they are here or not), `on_evict` of those that go to make room.
     """
 
     def __init__(self, bytes_budget: int, policy: str = "lru", watch: PinWatch | None = None) -> None:
@@ -114,6 +116,8 @@ class HostPool:
         self.pinned_bytes = 0
         self.evictions = 0
         self.watch = watch
+        self.on_drop: Callable[[bytes], None] | None = None
+        self.on_evict: Callable[[bytes], None] | None = None
         self._policy = make_policy(policy)
         self._idle: dict[bytes, PoolEntry] = {}
         self._pinned: dict[bytes, PoolEntry] = {}
@@ -204,10 +208,14 @@ class HostPool:
         self._policy.discard(digest)
         self.num_bytes -= entry.num_bytes
         self.evictions += 1
+        if self.on_evict is not None:
+            self.on_evict(digest)
         return True
 
     def drop(self, digest: bytes) -> PoolEntry | None:
         """Take an entry out whatever its pins: nobody finds it any more, and who holds it keeps its bytes."""
+        if self.on_drop is not None:
+            self.on_drop(digest)
         entry = self._pinned.get(digest)
         if entry is not None:
             self._set_idle(entry)

@@ -47,6 +47,10 @@ class LayerReader:
         if any(entry.layers[index] is None for index in missing):
             raise ChunkDamaged(entry.failure or "a layer could not be read")
 
+    def is_current(self, entry: PoolEntry) -> bool:
+        """Whether the chunk is still stored as this entry has it: neither gone nor stored anew since."""
+        return self._pool.get(entry.key.digest) is entry
+
     def _check_readable(self, entry: PoolEntry) -> None:
         if entry.failure is not None:
             raise ChunkDamaged(entry.failure)

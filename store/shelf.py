@@ -100,8 +100,17 @@ class Shelf:
 
     def use(self, entry: PoolEntry) -> None:
         """A chunk was leased."""
-        digest = entry.key.digest
         self.pool.use(entry)
+        self._use_row(entry.key.digest)
+
+    def use_copy(self, digest: bytes) -> None:
+        """A chunk was used where a copy of it lies. That keeps it in the lowest tier here, not in memory above it."""
+        entry = self.pool.get(digest)
+        if entry is not None and self.disk is None:
+            self.pool.use(entry)
+        self._use_row(digest)
+
+    def _use_row(self, digest: bytes) -> None:
         row = self.index.get(digest)
         if row is not None and self.disk is not None:
             row.hits += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -139,6 +139,23 @@ class ChunkStore:
         self._counts.count_lease(lease.tier)
         self._shelf.use(entry)
         return lease
+
+    def use_nowait(self, key: ChunkKey) -> None:
+        """Count one use of a chunk by somebody who has a copy of it: the store must not take it for one nobody asks
+        for. Unknown chunks are ignored.
+        """
+        self._shelf.use_copy(key.digest)
+
+    def watch_gone(self, gone: Callable[[bytes], None]) -> None:
+        """Have `gone` called with the digest of each chunk that leaves the store or is stored anew, before anybody can
+        ask for it again: copies of it are of no use then. A chunk that only leaves host memory is not gone.
+
+        It may be called for chunks that are unknown or stay, too. It must not wait, nor call the store.
+        """
+        index = self._shelf.index
+        self._pool.on_drop = gone
+        # what lies in no folder, or is not copied there yet, was in memory only
+        self._pool.on_evict = lambda digest: None if digest in index else gone(digest)
 
     async def put(
         self,

@@ -55,6 +55,9 @@ def test_every_check_passes_on_a_cpu(script: ModuleType, capsys: pytest.CaptureF
     names = {check["name"] for check in found["checks"]}
     shown = {"scattered rows", "scattered rows, window", "ratio 1.0: logits", "ratio 1.0: keys", "ratio 1.0: values"}
     assert shown <= names
+    pool = next(check for check in found["checks"] if check["name"] == "device pool")
+    assert pool["error"] == 0.0
+    assert found["timings_ms"]["sdpa blend@0.15, device pool"] > 0.0
 
 
 class FutureSeeing(SdpaBackend):

@@ -88,7 +88,7 @@ class Job:
 class Hit:
     """A leased segment: its index in the layout, whether it is exact there, the tier it lay in and what is to be read.
 
-    `num_bytes` are those of its layers that are not in host memory.
+    `num_bytes` are those of its layers that are neither in host memory nor on the device.
     """
 
     segment: int

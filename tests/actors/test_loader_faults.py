@@ -218,7 +218,10 @@ async def test_requests_that_share_a_chunk_share_its_reads_and_its_memory(tmp_pa
         first, second = (w.tables.layers[name].take(0) for name in ("a", "b"))
         assert first is not None
         assert second is not None
-        assert first[0][1].obj is second[0][1].obj
+        one, other = first[0][1], second[0][1]
+        assert isinstance(one, memoryview)
+        assert isinstance(other, memoryview)
+        assert one.obj is other.obj
 
 
 async def test_flipped_bits_are_told_once_and_the_chunk_is_forgotten(tmp_path: Path) -> None:

@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 from core_driver import SYSTEM, A, B, generate, key_of
+from device_pool_rig import new_block
 from shell_rig import SHAPE, payloads
 
+from kvblend.actors.core.jobs import Hit
 from kvblend.actors.core.loading import Rank
+from kvblend.actors.device_pool import DevicePool
 from kvblend.actors.loads import Load, lease_segments, missing_layers
 from kvblend.actors.tables import RequestLayers
+from kvblend.store.keys import ChunkKey
 from kvblend.store.store import ChunkStore
 
 
@@ -28,6 +32,18 @@ async def open_store() -> AsyncIterator[ChunkStore]:
 
 def new_load() -> Load:
     return Load("r#1", generate("r", A, B), Rank())
+
+
+async def bring(pool: DevicePool, store: ChunkStore, key: ChunkKey, ids: tuple[int, ...]) -> None:
+    """Have a chunk on the device, as a request that used it leaves it."""
+    stored = await store.lease(key, ids)
+    assert stored is not None
+    held = pool.admit(stored)
+    for layer in range(SHAPE.num_layers):
+        part = held.layer_nowait(layer)
+        assert callable(part)
+        part()
+    held.release()
 
 
 async def lease(load: Load, store: ChunkStore, **more: Any) -> list[tuple[int, bool]]:
@@ -70,6 +86,33 @@ async def test_every_new_lease_is_reported_with_its_seconds() -> None:
         for _ in range(2):
             await lease_segments(load, store, lambda _: True, lambda new, s: seen.append((new.key.id, s >= 0.0)))
         assert sorted(seen) == sorted([(key_of(SYSTEM, ()).id, True), (key_of(B).id, True)])
+        load.close_leases()
+
+
+async def test_what_the_device_pool_has_is_leased_there_and_has_nothing_to_read(tmp_path: Path) -> None:
+    async with await ChunkStore.open(tmp_path, SHAPE, "m", 1 << 20) as store:
+        for key, ids in ((key_of(SYSTEM, ()), SYSTEM), (key_of(B), B)):
+            await store.put(key, ids, payloads(len(ids)))
+        pool, load = DevicePool(store, 1 << 16, new_block), new_load()
+        await bring(pool, store, key_of(B), B)
+        for key in (key_of(SYSTEM, ()), key_of(B)):
+            assert store.evict_nowait(key.id)
+        seen: list[str] = []
+        hits = await lease_segments(load, store, lambda _: True, lambda new, _: seen.append(new.tier), pool=pool)
+        size = SHAPE.num_layers * SHAPE.layer_bytes(len(SYSTEM))
+        assert hits == [Hit(0, True, "disk", size), Hit(2, False, "device_pool", 0)]
+        assert seen == ["disk"]
+        load.close_leases()
+        pool.validate()
+
+
+async def test_a_better_variant_comes_before_a_worse_one_on_the_device() -> None:
+    async with open_store() as store:
+        pool, load = DevicePool(store, 1 << 16, new_block), new_load()
+        await bring(pool, store, key_of(B), B)
+        await store.put(key_of(B, (*SYSTEM, *A)), B, payloads(len(B)))
+        hits = await lease_segments(load, store, lambda index: index == 2, lambda *_: None, pool=pool)
+        assert hits == [Hit(2, True, "host", 0)]
         load.close_leases()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from kvblend.actors.tables import RequestLayers, SideTables
 
 PART = [(0, memoryview(b"kv"))]
@@ -13,6 +15,22 @@ def test_a_layer_is_taken_once() -> None:
     layers.put(0, PART)
     assert layers.take(0) == PART
     assert layers.take(0) is None
+
+
+def test_what_gives_a_layer_on_the_device_is_called_when_the_layer_is_taken() -> None:
+    layers, calls = RequestLayers(), list[int]()
+
+    def give() -> torch.Tensor:
+        calls.append(1)
+        return torch.zeros(3, dtype=torch.uint8)
+
+    layers.put(0, [(0, PART[0][1]), (7, give)])
+    assert calls == []
+    taken = layers.take(0)
+    assert taken is not None
+    assert [start for start, _ in taken] == [0, 7]
+    assert (taken[0], calls) == (PART[0], [1])
+    assert isinstance(taken[1][1], torch.Tensor)
 
 
 def test_load_ms_spans_from_the_start_to_the_last_layer() -> None:

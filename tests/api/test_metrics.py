@@ -66,6 +66,7 @@ async def test_the_state_is_read_when_it_is_asked_for() -> None:
         system.numbers = {
             "engine": {"num_requests_running": 2, "num_requests_waiting": 5, "ratio_lever": 0.5},
             "store": {"host_bytes": 10, "disk_bytes": 20, "chunks": 3},
+            "device_pool": {"num_bytes": 30, "hits": 6, "evictions": 2},
             "actors": {"loader.depth": 4, "loader.restarts": 1},
         }
         seen = await scrape(server)
@@ -75,6 +76,9 @@ async def test_the_state_is_read_when_it_is_asked_for() -> None:
         "kvblend:ratio_lever": 0.5,
         'kvblend:kv_tier_bytes{tier="host"}': 10,
         'kvblend:kv_tier_bytes{tier="disk"}': 20,
+        'kvblend:kv_tier_bytes{tier="device_pool"}': 30,
+        "kvblend:device_pool_hits_total": 6,
+        "kvblend:device_pool_evictions_total": 2,
         "kvblend:chunks": 3,
         'kvblend:actor_mailbox_depth{actor="loader"}': 4,
         'kvblend:actor_restarts_total{actor="loader"}': 1,

@@ -94,6 +94,7 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(tmp_path: Path, text: st
         ({"KVBLEND_PROT": "1"}, "KVBLEND_PROT is not a known setting; did you mean KVBLEND_PORT?"),
         ({"KVBLEND_THREADS": "x"}, "KVBLEND_THREADS must be a whole number; it is 'x'"),
         ({"KVBLEND_RECOMPUTE_RATIO": "2"}, "KVBLEND_RECOMPUTE_RATIO is 2.0; it must lie in 0..1"),
+        ({"KVBLEND_DEVICE_POOL_BYTES": "9"}, "KVBLEND_DEVICE_POOL_BYTES is 9; on device 'cpu' it must be 0"),
         ({"LMCACHE_ENABLE_P2P": "true"}, "LMCACHE_ENABLE_P2P is true: servers share chunks"),
         ({"LMCACHE_BLEND_MIN_TOKENS": "-1"}, "LMCACHE_BLEND_MIN_TOKENS is -1; it must lie in 0.."),
     ],

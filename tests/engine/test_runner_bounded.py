@@ -11,6 +11,7 @@ from kvblend.engine.bound import KLModel
 from kvblend.engine.kv import SlabPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
 from kvblend.engine.output import OutputText
+from kvblend.engine.payloads import Payload
 from kvblend.engine.runner import PrefillFigures, Runner, SequenceSpec
 from kvblend.engine.sampling import SamplingPlan
 from kvblend.engine.selectors.bounded import BoundedSelector
@@ -30,7 +31,7 @@ class OnceSource(DictSource):
         super().__init__(payloads)
         self.given: set[int] = set()
 
-    def take(self, layer: int) -> Sequence[tuple[int, memoryview]] | None:
+    def take(self, layer: int) -> Sequence[tuple[int, Payload]] | None:
         if layer in self.given:
             return None
         self.given.add(layer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from kvblend.engine.capture import Capture
 from kvblend.engine.kv import SlabPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
 from kvblend.engine.model import Model
+from kvblend.engine.payloads import DeviceBlock, Payload
 from kvblend.engine.sampling import SamplingPlan, sample
 from kvblend.engine.selectors.base import Pass, Passes, SelectionContext, Selector, merge_rows, top_rows
 from kvblend.engine.selectors.divergence import DivergenceSelector
@@ -68,7 +70,7 @@ def move_to_device(model: Model) -> Model:
 
 def blend(
     model: Model,
-    payloads: dict[int, list[memoryview]],
+    payloads: Mapping[int, Sequence[Payload]],
     selector: Selector,
     backend: AttentionBackend,
     rows_max: int = 1 << 20,
@@ -149,6 +151,21 @@ def test_the_host_waits_as_often_for_many_layers_as_for_few(payloads: dict[int, 
     deep = {start: [*layers, *layers] for start, layers in payloads.items()}
     many = waits_of(tiny_model(tiny_config(num_layers=6)), deep)
     assert few == many
+
+
+def test_a_blend_of_layers_on_the_device_equals_the_one_from_host_memory(
+    payloads: dict[int, list[memoryview]],
+) -> None:
+    model = tiny_model(tiny_config(num_layers=3))
+    want, _, want_tokens = blend(model, payloads, DivergenceSelector(), SdpaBackend())
+    with SecondDevice():
+        blocks = {start: DeviceBlock(3, len(layers[0]), DEVICE) for start, layers in payloads.items()}
+        resident = {s: [blocks[s].fill(k, layer) for k, layer in enumerate(layers)] for s, layers in payloads.items()}
+        assert all(layer.device == DEVICE for layers in resident.values() for layer in layers)  # type: ignore[union-attr]
+        got, sequence, tokens = blend(move_to_device(model), resident, DivergenceSelector(), SdpaBackend())
+    assert torch.allclose(got, want, rtol=0, atol=1e-9)
+    assert tokens == want_tokens
+    assert sequence.parity_error == pytest.approx(0.0, abs=1e-12)
 
 
 def test_stored_nan_does_not_pass_for_agreement(payloads: dict[int, list[memoryview]]) -> None:

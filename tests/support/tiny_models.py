@@ -15,9 +15,10 @@ from kvblend.engine.config import ModelConfig, RopeConfig
 from kvblend.engine.kv import SlabPool
 from kvblend.engine.layout import BlendPlan, PromptLayout, Reuse, SegmentKind
 from kvblend.engine.model import Model
+from kvblend.engine.payloads import LayerSource, Payload
 from kvblend.engine.selectors.base import Selector
 from kvblend.engine.selectors.plain import PlainSelector
-from kvblend.engine.sequence import LayerSource, SequenceState
+from kvblend.engine.sequence import SequenceState
 from kvblend.engine.step import Step, WorkItem
 from kvblend.engine.weights import build_weights, expected_shapes
 
@@ -64,11 +65,11 @@ def random_ids(count: int, seed: int, vocab: int = 97) -> tuple[int, ...]:
 class DictSource:
     """A LayerSource over payloads held in a dict: segment start -> payload per layer; `ready` layers are served."""
 
-    def __init__(self, payloads: Mapping[int, Sequence[memoryview]], ready: int = 1 << 30) -> None:
+    def __init__(self, payloads: Mapping[int, Sequence[Payload]], ready: int = 1 << 30) -> None:
         self.payloads = payloads
         self.ready = ready
 
-    def take(self, layer: int) -> Sequence[tuple[int, memoryview]] | None:
+    def take(self, layer: int) -> Sequence[tuple[int, Payload]] | None:
         if layer >= self.ready:
             return None
         return [(start, layers[layer]) for start, layers in self.payloads.items()]

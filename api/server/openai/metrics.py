@@ -117,7 +117,7 @@ class _State(Collector):
         """One family for each kind of figure."""
         figures = self._system.figures()
         yield from self._engine(figures.get("engine", {}))
-        yield from self._store(figures.get("store", {}))
+        yield from self._store(figures.get("store", {}), figures.get("device_pool", {}))
         depth = GaugeMetricFamily(f"{PREFIX}actor_mailbox_depth", "Messages that wait.", labels=["actor"])
         restarts = CounterMetricFamily(f"{PREFIX}actor_restarts", "Restarts after a crash.", labels=["actor"])
         for name, value in figures.get("actors", {}).items():
@@ -142,11 +142,16 @@ class _State(Collector):
             if name in engine:
                 yield GaugeMetricFamily(PREFIX + name, text, engine[name])
 
-    def _store(self, store: Mapping[str, float]) -> Iterator[Metric]:
+    def _store(self, store: Mapping[str, float], pool: Mapping[str, float]) -> Iterator[Metric]:
         tiers = GaugeMetricFamily(f"{PREFIX}kv_tier_bytes", "Bytes of stored KV.", labels=["tier"])
         for tier in _STORE_TIERS:
             if f"{tier}_bytes" in store:
                 tiers.add_metric([tier], store[f"{tier}_bytes"])
+        if pool:
+            tiers.add_metric(["device_pool"], pool["num_bytes"])
+            yield CounterMetricFamily(f"{PREFIX}device_pool_hits", "Chunks found on the device.", value=pool["hits"])
+            text = "Chunks that left the device for others."
+            yield CounterMetricFamily(f"{PREFIX}device_pool_evictions", text, value=pool["evictions"])
         yield tiers
         if "chunks" in store:
             yield GaugeMetricFamily(f"{PREFIX}chunks", "Chunks stored.", store["chunks"])
