@@ -16,14 +16,16 @@ from kvblend.actors.errors import RequestError
 from kvblend.actors.settings import Settings
 from kvblend.actors.tables import LayerPart
 from kvblend.engine.assembly import Engine
-from kvblend.engine.payloads import DeviceBlock, block_bytes, device_memory_bytes
-from kvblend.store.eviction import COST_S_PER_TOKEN, make_policy
+from kvblend.engine.payloads import DeviceBlock, block_bytes, free_memory_bytes
+from kvblend.store.eviction import make_policy
 from kvblend.store.keys import ChunkKey
 from kvblend.store.lease import ChunkLease
 from kvblend.store.store import ChunkStore
 
 log = logging.getLogger("kvblend.device_pool")
 TIER = "device_pool"
+COPY_S_PER_BYTE = 1e-10
+"""About what a copy from host memory takes: only its being the same for all matters."""
 NewBlock = Callable[[int, int], DeviceBlock]
 """Makes a block for so many layers of so many bytes."""
 
@@ -139,6 +141,7 @@ class DevicePool:
     def __init__(self, store: ChunkStore, bytes_budget: int, new_block: NewBlock, policy: str = "lru") -> None:
         """Of chunks of `store`, in the blocks that `new_block` makes. Raises ValueError for an unknown policy."""
         self.bytes_budget = bytes_budget
+        self._least_budget = bytes_budget // 2
         self._num_bytes = 0
         self._store = store
         self._new_block = new_block
@@ -189,17 +192,17 @@ class DevicePool:
         if resident.pins:
             return
         digest = resident.key.digest
+        if resident not in self._orphans and resident.block.is_full:
+            self._policy.free(digest)
+            return
         if resident in self._orphans:
             self._orphans.discard(resident)
-            self._drop(resident)
-        elif resident.block.is_full:
-            self._policy.free(digest)
         else:
             del self._residents[digest]
             self._policy.discard(digest)
-            self._drop(resident)
-            if resident.block.failed:
-                self._lower_budget()
+        self._drop(resident)
+        if resident.block.failed:
+            self._lower_budget(resident.block.num_bytes)
 
     def stats(self) -> DevicePoolStats:
         """The state of this moment and the counts since the start."""
@@ -249,34 +252,43 @@ class DevicePool:
         resident = self._residents[digest] = Resident(lease.key, self._new_block(layers, lease.layer_bytes))
         self._num_bytes += num_bytes
         self._fills += 1
-        self._policy.add(digest, num_bytes, lease.cost_s or lease.num_tokens * COST_S_PER_TOKEN)
+        # having it again takes a copy, whatever computing it took
+        self._policy.add(digest, num_bytes, num_bytes * COPY_S_PER_BYTE)
         return resident
 
     def _drop(self, resident: Resident) -> None:
         resident.block.close()
         self._num_bytes -= resident.block.num_bytes
 
-    def _lower_budget(self) -> None:
-        """The device has less memory than the pool was given: it stays at what it has."""
-        if self._num_bytes < self.bytes_budget:
-            log.warning("the device has no memory left: device_pool_bytes is now %d", self._num_bytes)
-            self.bytes_budget = self._num_bytes
+    def _lower_budget(self, num_bytes: int) -> None:
+        """The device had no memory for a chunk of so many bytes: the pool does without them, to half of its budget.
+
+        Less than that is no sign that the pool is too large: others took the memory for a moment.
+        """
+        lowered = max(self._least_budget, self.bytes_budget - num_bytes)
+        if lowered < self.bytes_budget:
+            log.warning("the device has no memory left: device_pool_bytes is now %d", lowered)
+            self.bytes_budget = lowered
 
 
 def make_device_pool(settings: Settings, engine: Engine, store: ChunkStore) -> DevicePool | None:
-    """The pool that settings ask for; None for none.
+    """The pool that settings ask for; None for none. The model is on the device by now, its KV slots are not.
 
-    Raises RequestError for a device without memory of its own, and for a budget that exceeds it.
+    Raises RequestError for a device without memory of its own, and for a budget that leaves no room for the KV slots.
     """
-    wanted, device = settings.device_pool_bytes, engine.runner.model.device
+    wanted, model = settings.device_pool_bytes, engine.runner.model
     if not wanted:
         return None
-    total = device_memory_bytes(device)
-    if total is None or wanted > total:
-        has = "no memory of its own" if total is None else f"{total} bytes"
-        text = f"device_pool_bytes is {wanted}; device {str(device)!r} has {has}"
+    config, free = model.config, free_memory_bytes(model.device)
+    slot_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize
+    slots_bytes = settings.kv_tokens_max * slot_bytes
+    if free is None or wanted > free - slots_bytes:
+        has = "no memory of its own"
+        if free is not None:
+            has = f"{free} bytes free, of which {slots_bytes} are for kv_tokens_max {settings.kv_tokens_max}"
+        text = f"device_pool_bytes is {wanted}; device {str(model.device)!r} has {has}"
         raise RequestError("invalid_request", text, "device_pool_bytes")
-    return DevicePool(store, wanted, functools.partial(DeviceBlock, device=device), settings.device_pool_policy)
+    return DevicePool(store, wanted, functools.partial(DeviceBlock, device=model.device), settings.device_pool_policy)
 
 
 def _bytes_of(residents: list[Resident]) -> int:

@@ -158,7 +158,9 @@ class Loader(Actor[LoaderMessage]):
 
     def _fits_ahead(self, load: Load, index: int) -> bool:
         shape = self._store.shape
-        layers = [lease.layer_bytes for other in self._ahead.values() for lease in other.leases.values()]
+        leases = [lease for other in self._ahead.values() for lease in other.leases.values()]
+        # what lies on the device takes no host memory
+        layers = [lease.layer_bytes for lease in leases if isinstance(lease, ChunkLease)]
         layers.append(shape.layer_bytes(len(load.job.layout.segments[index].token_ids)))
         return shape.num_layers * sum(layers) <= self._ahead_bytes_max
 

@@ -34,9 +34,9 @@ def block_bytes(num_layers: int, layer_bytes: int) -> int:
     return num_layers * (-(-layer_bytes // ALIGN_BYTES) * ALIGN_BYTES)
 
 
-def device_memory_bytes(device: torch.device) -> int | None:
-    """All memory of a CUDA device; None for a device that has none of its own."""
-    return int(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else None
+def free_memory_bytes(device: torch.device) -> int | None:
+    """What is free of a CUDA device's memory now; None for a device that has none of its own."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
 
 
 class DeviceBlock:

@@ -170,7 +170,10 @@ class Prompt:
         """Have the chunks' KV on the device from now on, as the device pool has it."""
         for start, layers in self.payloads.items():
             block = DeviceBlock(len(layers), len(layers[0]), self.model.device)
-            self.payloads[start] = [block.fill(index, layer) for index, layer in enumerate(layers)]
+            placed = [block.fill(index, layer) for index, layer in enumerate(layers)]
+            if block.failed:
+                raise RuntimeError("the device has no memory for the chunks")
+            self.payloads[start] = placed
 
     def _store(self, behind: Sequence[int], ids: Sequence[int]) -> list[memoryview]:
         parts = [(SegmentKind.SYSTEM, behind)] if behind else []

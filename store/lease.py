@@ -14,22 +14,19 @@ from kvblend.store.tiers import Tier
 
 class ChunkLease:
     """Access to one chunk until `release`, also as a context manager. `tier` is where it was when leased, `layer_bytes`
-    the length of each of its layers, `cost_s` the seconds that computing it took (0: not known).
+    the length of each of its layers.
 
     A layer is a writable memoryview of raw bytes, K then V, each `[num_kv_heads, num_tokens, head_dim]` in the store's
     dtype, K un-rotated. It is shared by all lessees: nobody may write to it, nor use it after `release`.
     """
 
-    __slots__ = (
-        "_entry", "_give_back", "_reader", "_released", "cost_s", "key", "layer_bytes", "num_tokens", "tier",
-    )  # fmt: skip
+    __slots__ = ("_entry", "_give_back", "_reader", "_released", "key", "layer_bytes", "num_tokens", "tier")
 
     def __init__(self, entry: PoolEntry, reader: LayerReader, give_back: Callable[[PoolEntry], None]) -> None:
         """`entry` is pinned for this lease; `give_back` is called once, to unpin it."""
         self.key: ChunkKey = entry.key
         self.num_tokens = entry.num_tokens
         self.layer_bytes = entry.layer_bytes
-        self.cost_s = entry.cost_s
         self.tier: Tier = "host" if entry.is_ready else entry.origin
         self._entry = entry
         self._give_back = give_back

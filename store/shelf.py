@@ -106,7 +106,7 @@ class Shelf:
     def use_copy(self, digest: bytes) -> None:
         """A chunk was used where a copy of it lies. That keeps it in the lowest tier here, not in memory above it."""
         entry = self.pool.get(digest)
-        if entry is not None and self.disk is None:
+        if entry is not None and (self.disk is None or digest not in self.index):
             self.pool.use(entry)
         self._use_row(digest)
 

@@ -66,7 +66,9 @@ class Admission:
         first_s = state.forecast.first_token_s(job, state.running(), ahead)
         if first_s is None:
             return None
-        last_s = first_s + state.forecast.going_on_s(job)
+        # what decoding takes alone: prompts that are beside it now are in the first token's time already
+        step_s = 1e-3 * state.pace.decode_ms(min(state.limits.max_num_seqs, state.num_running + 1))
+        last_s = first_s + state.forecast.going_on_s(job, step_s)
         if last_s * (1.0 - MARGIN) <= left_s:
             return None
         what = f"the first token is expected in {1e3 * first_s:.0f} ms"

@@ -84,14 +84,14 @@ class Forecast:
         prompt_s = max(begun_s, self.alone_s(job))
         if job.kind != "generate":
             return prompt_s
-        return prompt_s + self.going_on_s(job, job.sampling.max_tokens)
+        return prompt_s + self.going_on_s(job, self._step_s.value or 0.0, job.sampling.max_tokens)
 
-    def going_on_s(self, job: Job, unknown: float = 1.0) -> float:
-        """Seconds from its first token to its last, a step for each: as many as answers had lately, and no more than
-        there may be. Before one has ended `unknown` tokens are expected, before a step was seen they take no time.
+    def going_on_s(self, job: Job, step_s: float, unknown: float = 1.0) -> float:
+        """Seconds from its first token to its last, a step of `step_s` for each: as many as answers had lately, and no
+        more than there may be. Before one has ended `unknown` tokens are expected.
         """
         tokens = unknown if self._answer_tokens.value is None else self._answer_tokens.value
-        return (min(job.sampling.max_tokens, tokens) - 1) * (self._step_s.value or 0.0)
+        return (min(job.sampling.max_tokens, tokens) - 1) * step_s
 
     def first_token_s(self, job: Job, running: Iterable[Entry], ahead: Sequence[Entry]) -> float | None:
         """Seconds until the first token of a job that comes now, behind `running` ones and those `ahead` in the queue.

@@ -1,4 +1,4 @@
-"""One thread that runs everything on the device, in the order of submission: torch is called from nowhere else."""
+"""One thread that runs everything on the device, in the order of submission: nothing computes anywhere else."""
 
 from __future__ import annotations
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 
+log = logging.getLogger("kvblend.memory")
 # names of glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 KEPT_BYTES_MAX = 1 << 30
@@ -25,9 +27,12 @@ def has_glibc() -> bool:
 def keep_freed_memory(*, wanted: bool = True) -> bool:
     """Have glibc keep freed memory; for the whole process, before the threads that compute start.
 
-    Whether that was done: False, and nothing changed, on other C libraries and where it is not `wanted`.
+    Whether that was done: False, and nothing changed, where it is not `wanted` or, with a warning, there is no glibc.
     """
-    if not wanted or not has_glibc():
+    if not wanted:
+        return False
+    if not has_glibc():
+        log.warning("keep_freed_memory does nothing here: this process does not allocate with glibc")
         return False
     mallopt = ctypes.CDLL(None).mallopt
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int

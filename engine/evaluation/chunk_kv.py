@@ -20,7 +20,7 @@ from kvblend.engine.step import Step, WorkItem
 
 Payloads = list[memoryview]
 _ALL_ROWS = 1 << 30
-RECENT_MAX = 8
+RECENT_MAX = 16
 FormKey = tuple[str, str, tuple[tuple[int, ...], ...], tuple[int, ...]]
 """What was computed, the stored form of what stands before it, the ids of these texts, and those of the chunk."""
 
@@ -36,7 +36,7 @@ class KeptForms(Protocol):
 
 
 class RecentForms:
-    """The last few forms, in memory: one chunk's is asked for by several methods of one question."""
+    """The last few plain forms, in memory: every conditioning of a question asks for them, for a contrast but one."""
 
     def __init__(self, count_max: int = RECENT_MAX) -> None:
         self._count_max = count_max
@@ -48,7 +48,8 @@ class RecentForms:
 
     def put(self, key: FormKey, payloads: Payloads) -> None:
         """As of KeptForms; the oldest ones go."""
-        self._forms[key] = payloads
+        if key[0] == "plain":
+            self._forms[key] = payloads
         while len(self._forms) > self._count_max:
             del self._forms[next(iter(self._forms))]
 

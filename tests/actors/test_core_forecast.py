@@ -109,13 +109,23 @@ def test_a_deadline_is_one_for_the_whole_answer() -> None:
     assert refuse(one, 9.0) is None, "no longer than it may be"
 
 
+def test_a_prompt_beside_answers_does_not_count_for_every_token_of_the_next_one() -> None:
+    driver = answered_driver()
+    driver.submit(replace(JOB, request_id="running"))
+    before = driver.state.admission.refusal(replace(JOB, deadline_ms=3000.0), 9.0)
+    # steps that took long for what was in them beside decoding
+    for _ in range(20):
+        driver.state.forecast.note_step(60.0)
+    assert driver.state.admission.refusal(replace(JOB, deadline_ms=3000.0), 9.0) == before
+
+
 def test_no_answer_is_foretold_before_one_has_ended() -> None:
     forecast = Forecast(2)
     forecast.note_prompt(done(1000.0))
     forecast.note_step(0.5)
-    assert forecast.going_on_s(JOB) == 0.0
+    assert forecast.going_on_s(JOB, 0.5) == 0.0
     forecast.note_answer(100.0, 3)
-    assert forecast.going_on_s(JOB) == pytest.approx(2 * 0.5)
+    assert forecast.going_on_s(JOB, 0.5) == pytest.approx(2 * 0.5)
 
 
 def test_an_idle_server_refuses_nobody_and_so_learns_better() -> None:

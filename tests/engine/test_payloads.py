@@ -9,7 +9,7 @@ import torch
 from second_device import DEVICE, SecondDevice
 
 from kvblend.engine.capture import tensor_bytes
-from kvblend.engine.payloads import ALIGN_BYTES, DeviceBlock, Payload, block_bytes, device_memory_bytes, payload_numbers
+from kvblend.engine.payloads import ALIGN_BYTES, DeviceBlock, Payload, block_bytes, free_memory_bytes, payload_numbers
 from kvblend.engine.precision import Precision
 
 CPU = torch.device("cpu")
@@ -99,7 +99,7 @@ def test_a_closed_block_takes_nothing_in_and_keeps_what_it_has() -> None:
 
 
 def test_a_cpu_has_no_device_memory() -> None:
-    assert device_memory_bytes(CPU) is None
+    assert free_memory_bytes(CPU) is None
 
 
 @pytest.mark.parametrize("stored", FORMS)

@@ -149,6 +149,22 @@ async def test_the_use_of_a_copy_counts_in_the_folder_and_not_in_memory_above_it
     assert store._pool.get(sample(0).key.digest) is None
 
 
+async def test_the_use_of_a_copy_keeps_a_chunk_in_memory_that_is_not_in_the_folder(
+    open_store: OpenStore, sample: Make, tmp_path: Path, shape: KVShape
+) -> None:
+    remote = FakeRemote(shape)
+    keep(remote, sample(0))
+    store = await open_store(tmp_path, remote=remote)
+    await put(store, sample(100))
+    for one in (sample(0), sample(100)):
+        lease = await store.lease(one.key, one.ids)
+        assert lease is not None
+        lease.release()
+    assert sample(0).key.digest not in store._shelf.index
+    store.use_nowait(sample(0).key)
+    assert store._pool._policy.pop() == sample(100).key.digest
+
+
 async def test_the_use_of_a_copy_of_an_unknown_chunk_is_ignored(open_store: OpenStore, sample: Make) -> None:
     store = await open_store(None)
     store.use_nowait(sample().key)
