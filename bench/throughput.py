@@ -183,7 +183,6 @@ class Bench:
                 slot = left * weight / sum(chosen.values()) - 2.0 / saturated[mode].requests_per_s
                 count, since = max(2, round(slot * rate)), time.monotonic()
                 self.keep(await open_loop(clients, mode, rate, count, self.chance), log, since)
-            self.details["open_costs"] = log.fit()
 
     async def decay(self) -> Decay:
         """Many requests over a pool of small chunks that does not fit into host memory."""

@@ -39,10 +39,8 @@ def read_details(path: Path) -> dict[str, Any]:
 
 
 def costs_of(details: Mapping[str, Any]) -> DeviceCosts:
-    """What steps, rows and keys cost on the measured device, in the open loops where that was noted."""
-    # too few steps give no costs: all are 0
-    found = details.get("open_costs", {})
-    found = found if any(found.values()) else details["costs"]
+    """What steps, rows and keys cost on the measured device."""
+    found = details["costs"]
     return DeviceCosts(**{field.name: found.get(field.name, 0.0) for field in fields(DeviceCosts)})
 
 

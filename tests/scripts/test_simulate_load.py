@@ -66,23 +66,6 @@ def test_a_forecast_has_the_arrivals_that_were_measured(capsys: pytest.CaptureFi
     assert crowded["forecast_p99_ms"] > 2 * spread["forecast_p99_ms"]
 
 
-def test_a_forecast_prefers_the_costs_of_the_open_loops(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    slow = {"step_s": 0.5, "row_layer_s": 0.0, "key_layer_s": 0.0}
-    (tmp_path / "details.json").write_text(json.dumps({**DETAILS, "open_costs": slow}))
-    (row,) = result(capsys, "--forecast", str(tmp_path / "details.json"))["rows"]
-    assert row["forecast_p50_ms"] >= 500
-
-
-def test_open_loops_too_short_to_tell_costs_are_forecast_with_the_others(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    found = []
-    for more in ({}, {"open_costs": dict.fromkeys(("step_s", "row_layer_s", "key_layer_s"), 0.0)}):
-        (tmp_path / "details.json").write_text(json.dumps({**DETAILS, **more}))
-        found.append(result(capsys, "--forecast", str(tmp_path / "details.json"))["rows"])
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize("text", ["{", "[]", json.dumps({"costs": {}})])
 def test_a_file_of_something_else_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
