@@ -18,6 +18,7 @@ from loadtest.schedule import split_limit
 from loadtest.sending import Plan, send_all
 
 HEAD_START_S = 0.1
+STOP_S_MAX = 5.0
 OnStatus = Callable[[str], None]
 
 
@@ -45,6 +46,9 @@ def run_fleet(
         for connection, process in processes.items():
             connection.close()
             process.terminate()
+            process.join(STOP_S_MAX)
+            # whoever stops a load test waits for nobody: join returns at once where the process has ended
+            process.kill()
             process.join()
             process.close()
 
