@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from pathlib import Path
-from signal import SIGINT
+from signal import SIG_DFL, SIGINT, signal
 from typing import Any
 
 import psutil
@@ -26,7 +26,13 @@ async def start(*arguments: str, cwd: Path) -> asyncio.subprocess.Process:
         cwd=cwd,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        # a shell that starts the tests in the background has them, and what they start, ignore interrupts
+        preexec_fn=hear_interrupts,
     )
+
+
+def hear_interrupts() -> None:
+    signal(SIGINT, SIG_DFL)
 
 
 async def run(*arguments: str, cwd: Path) -> tuple[int, str, str]:
