@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from machine import describe_machine, real_text
+from machine import describe_machine, real_text, wait_passively
 from ttft import Reference
 
 from kvblend.cli.models import resolve_model
@@ -212,10 +211,7 @@ def main() -> None:
         least = 2 if name == "context" else 1
         if min(given if isinstance(given, list) else [given]) < least:
             parser.error(f"--{name} is {given}; it must be at least {least}")
-    if "OMP_WAIT_POLICY" not in os.environ:
-        # as the command line sets it; torch has read the variable already, so start again
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+    wait_passively()
     result = run(args)
     if args.json:
         print(json.dumps(result))

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from machine import describe_machine
+from machine import describe_machine, wait_passively
 from throttle import ThrottledIO
 from ttft import QUESTION, cut_chunks
 
@@ -256,10 +255,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures as PNG")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     args = parser.parse_args()
-    if "OMP_WAIT_POLICY" not in os.environ:
-        # as the command line sets it; torch has read the variable already, so start again
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+    wait_passively()
     result = uvloop.run(run(args))
     if args.plot:
         from overlap_plot import plot

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from machine import describe_machine
+from machine import describe_machine, wait_passively
 from throughput_counts import parse
 from throughput_decay import Decay, measure_decay
 from throughput_steps import StepLog
@@ -237,10 +236,7 @@ async def run(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]
 
 def main() -> None:
     args = parse(__doc__ or "")
-    if "OMP_WAIT_POLICY" not in os.environ:
-        # as the command line sets it; torch has read the variable already, so start again
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+    wait_passively()
     result, details = uvloop.run(run(args))
     if args.plot:
         from throughput_plot import plot

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import uvloop
-from machine import describe_machine, real_text
+from machine import describe_machine, real_text, wait_passively
 
 from kvblend.actors.messages import BlendOptions, ChatMessage, Delta, Document, Generate, Sampling
 from kvblend.actors.settings import DEFAULT_SYSTEM, Settings
@@ -238,10 +238,7 @@ def main() -> None:
     parser.add_argument("--no-transformers", action="store_true", help="leave the reference prefill out")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     args = parser.parse_args()
-    if "OMP_WAIT_POLICY" not in os.environ:
-        # as the command line sets it; torch has read the variable already, so start again
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+    wait_passively()
     result = uvloop.run(run(args))
     if args.json:
         print(json.dumps(result))
