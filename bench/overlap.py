@@ -2,9 +2,11 @@
 """Time to first token against the throughput of the tier that chunks come from: is loading hidden behind computing?
 
 A throttled disk takes every throughput in turn, with host memory emptied before; beside each, the same request with its
-chunks in host memory, and the bare reading of the same layers; for divergence also with `recompute_ratio: auto`. Every
-round measures everything once, so that a machine whose speed drifts drifts for all. `--json` prints `{"rows": [...]}`,
-`--plot FILE` draws the measured line between the larger of both times and their sum.
+chunks in host memory, and the bare reading of the same layers; for divergence also with `recompute_ratio: auto`, for
+query with nothing recomputed, which is what its scoring costs. `bound_ms` is what hides best: the larger of loading and
+computing for divergence, the larger of loading and scoring plus the recompute for query. Every round measures all rows
+once, what should be hidden three times, so that a machine whose speed drifts drifts for all. `--json` prints
+`{"rows": [...]}`, `--plot FILE` draws the measured line between the bound and the sum of loading and computing.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from kvblend.store.store import ChunkStore
 SELECTORS = ("divergence", "query")
 LOAD_SHARES = (0.25, 0.4, 0.55, 0.68, 1.0, 1.4, 1.7, 2.0, 2.4)
 """Loading alone as a share of the time to first token from memory, for each throughput that is tried."""
+HIDDEN_SHARE, HIDDEN_REPEATS = 0.8, 3
 
 
 @dataclass
@@ -59,12 +62,14 @@ class Bench:
         """The system's own: a second one on its folder would be refused."""
         return self.system._store
 
-    def request(self, selector: str, *, auto: bool = False) -> Generate:
+    def request(self, selector: str, *, auto: bool = False, reuse: bool = False) -> Generate:
         """A question over all chunks, in a new order each time: nothing but the chunks themselves can be reused."""
         self.count += 1
         turn = self.count % len(self.texts)
         order = self.texts[turn:] + self.texts[:turn]
         blend = BlendOptions("blend", "auto" if auto else self.ratio, Selection(selector=selector))  # type: ignore[arg-type]
+        if reuse:
+            blend = BlendOptions("reuse")
         documents = tuple(Document(text) for text in order)
         question = (ChatMessage("user", QUESTION),)
         return Generate(f"r{self.count}", question, documents, sampling=Sampling(max_tokens=1), blend=blend)
@@ -75,9 +80,9 @@ class Bench:
         for path in self.folder.rglob("*.kvc"):
             self.system.evict_host_nowait(path.stem)
 
-    async def ttft_ms(self, selector: str, *, auto: bool = False) -> float:
+    async def ttft_ms(self, selector: str, *, auto: bool = False, reuse: bool = False) -> float:
         """Milliseconds from submit to the first text."""
-        request = self.request(selector, auto=auto)
+        request = self.request(selector, auto=auto, reuse=reuse)
         began = time.perf_counter()
         stream = await self.system.submit(request)
         first = None
@@ -87,7 +92,7 @@ class Bench:
         end = stream.terminal
         if first is None or not isinstance(end, Finished):
             raise SystemExit(f"no text came: {end}")
-        if end.usage.chunk_hits != len(self.texts) or end.usage.tokens_recomputed == 0:
+        if end.usage.chunk_hits != len(self.texts) or (end.usage.tokens_recomputed == 0) != reuse:
             raise SystemExit(f"not every chunk was blended: {end.usage}")
         self.last = end.usage
         await self.system.settle()
@@ -139,11 +144,13 @@ class Row:
 
     selector: str
     bytes_per_s: float
+    repeats: int = 1
     first: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
     auto: list[float] = field(default_factory=list)
     auto_ratio: list[float] = field(default_factory=list)
+    scoring: list[float] = field(default_factory=list)
 
     def last_round(self) -> str:
         """The figures of the last round, in words."""
@@ -159,6 +166,10 @@ class Row:
             "in_memory_ms": statistics.median(self.memory),
             "load_only_ms": statistics.median(self.alone),
         }
+        scoring = statistics.median(self.scoring) if self.scoring else out["in_memory_ms"]
+        out["bound_ms"] = max(out["load_only_ms"], scoring) + out["in_memory_ms"] - scoring
+        if self.scoring:
+            out["scoring_ms"] = scoring
         if self.auto:
             out |= {"auto_ttft_ms": statistics.median(self.auto), "auto_ratio": statistics.median(self.auto_ratio)}
         return out
@@ -176,12 +187,14 @@ async def measure(bench: Bench, rounds: int, selectors: list[str], shares: list[
         memory = statistics.median([await bench.ttft_ms(selector) for _ in range(3)])
         await bench.empty_host()
         await bench.load_ms()
-        rows += [
-            Row(selector, bench.totals["bytes"] / (share * memory / 1e3)) for share in sorted(shares, reverse=True)
-        ]
+        for share in sorted(shares, reverse=True):
+            # a few percent are looked for where loading is hidden, on machines whose speed changes by more
+            repeats = HIDDEN_REPEATS if share < HIDDEN_SHARE and selector == "divergence" else 1
+            rows.append(Row(selector, bench.totals["bytes"] / (share * memory / 1e3), repeats))
     for turn in range(rounds):
         for row in rows:
-            await measure_row(bench, row)
+            for _ in range(row.repeats):
+                await measure_row(bench, row)
             print(f"round {turn + 1} of {rounds}, {row.selector}: {row.last_round()}", file=log, flush=True)
     return rows
 
@@ -192,6 +205,8 @@ async def measure_row(bench: Bench, row: Row) -> None:
     await bench.empty_host()
     await bench.load_ms()
     row.memory.append(await bench.ttft_ms(row.selector))
+    if row.selector == "query":
+        row.scoring.append(await bench.ttft_ms(row.selector, reuse=True))
     bench.disk.bytes_per_s = row.bytes_per_s
     await bench.empty_host()
     row.alone.append(await bench.load_ms())
@@ -265,10 +280,9 @@ def main() -> None:
         print(json.dumps(result))
         return
     for row in result["rows"]:
-        larger = max(row["in_memory_ms"], row["load_only_ms"])
         print(f"{row['selector']:10} {row['tier_mb_s']:7.0f} MB/s {row['ttft_ms']:7.0f} ms, from memory "
               f"{row['in_memory_ms']:7.0f}, reading alone {row['load_only_ms']:7.0f}: "
-              f"{row['ttft_ms'] / larger:.3f} of the larger"
+              f"{row['ttft_ms'] / row['bound_ms']:.3f} of the bound"
               + (f", auto {row['auto_ttft_ms']:.0f} at {row['auto_ratio']:g}" if "auto_ratio" in row else "")
         )  # fmt: skip
 

@@ -35,7 +35,8 @@ class FileHead(NamedTuple):
 class DiskIO(Protocol):
     """What the disk tier asks of a disk. Every method may raise OSError; none blocks the event loop.
 
-    `read_into` may read less than asked for; 0 bytes mean the end of the file.
+    `read_into` may read less than asked for; 0 bytes mean the end of the file. Where it filled `view`, it runs `then`
+    before it returns, off the event loop and without a way back to it in between; what that raises is raised.
     """
 
     async def list_folder(self, path: Path) -> list[str]:
@@ -47,7 +48,7 @@ class DiskIO(Protocol):
     async def read_heads(self, paths: Sequence[Path]) -> list[FileHead | OSError]:
         """The head of each file, or the error that kept it from being read."""
 
-    async def read_into(self, path: Path, offset: int, view: memoryview) -> int:
+    async def read_into(self, path: Path, offset: int, view: memoryview, then: Callable[[], None] | None = None) -> int:
         """Read from byte `offset` of the file into `view`; the number of bytes read."""
 
     async def write_file(self, path: Path, parts: Sequence[Buffer]) -> int:
@@ -98,9 +99,9 @@ class AiofilesIO:
         """The head of each file, all in one job."""
         return await self.compute(_read_heads, paths)
 
-    async def read_into(self, path: Path, offset: int, view: memoryview) -> int:
-        """Read until `view` is full or the file ends."""
-        return await self.compute(_read_into, path, offset, view)
+    async def read_into(self, path: Path, offset: int, view: memoryview, then: Callable[[], None] | None = None) -> int:
+        """Read until `view` is full or the file ends, and run `then`, all in one job."""
+        return await self.compute(_read_into, path, offset, view, then)
 
     async def write_file(self, path: Path, parts: Sequence[Buffer]) -> int:
         """Write and fsync a whole file, all in one job."""
@@ -207,15 +208,17 @@ def _read_heads(paths: Sequence[Path]) -> list[FileHead | OSError]:
     return heads
 
 
-def _read_into(path: Path, offset: int, view: memoryview) -> int:
+def _read_into(path: Path, offset: int, view: memoryview, then: Callable[[], None] | None) -> int:
     descriptor = open_regular(path)
     try:
         done = 0
         while done < len(view) and (got := os.preadv(descriptor, [view[done:]], offset + done)):
             done += got
-        return done
     finally:
         os.close(descriptor)
+    if then is not None and done == len(view):
+        then()
+    return done
 
 
 def _remove(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The throttled disk of the benchmarks: its throughput is shared evenly and not lost, its latency is paid per read."""
+"""The throttled disk of the benchmarks: all reads share its throughput, its latency is paid per read."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from kvblend.store.files import AiofilesIO
 
@@ -40,35 +38,22 @@ async def seconds(*transfers: Any) -> list[float]:
     return await asyncio.gather(*map(timed, transfers))
 
 
-async def test_transfers_share_the_throughput_evenly_and_smaller_ones_are_done_first() -> None:
-    rate = throttle.SharedRate(1e6)
-    small, large = await seconds(rate.transfer(20_000), rate.transfer(60_000))
-    # until 40 ms both have half of it, then the larger one has all
-    assert small >= 0.039
-    assert large >= 0.079
-    assert small < large
+async def test_transfers_have_the_throughput_one_after_another() -> None:
+    pace = throttle.Pace(1e6)
+    first, second = await seconds(asyncio.to_thread(pace.wait, 20_000), asyncio.to_thread(pace.wait, 60_000))
+    assert max(first, second) >= 0.079 - throttle.CATCH_UP_S
+    assert min(first, second) < max(first, second) - 0.015
 
 
-async def test_no_throughput_is_lost_over_many_small_transfers() -> None:
-    rate = throttle.SharedRate(1e6)
+async def test_no_throughput_is_gained_over_many_small_transfers() -> None:
+    pace = throttle.Pace(1e6)
 
-    async def stream() -> None:
+    def stream() -> None:
         for _ in range(100):
-            await rate.transfer(500)
+            pace.wait(500)
 
-    (took, *_) = await seconds(asyncio.gather(*[stream() for _ in range(4)]))
-    assert took >= 0.199
-
-
-async def test_a_cancelled_transfer_leaves_its_share_to_the_others() -> None:
-    rate = throttle.SharedRate(1e6)
-    gone = asyncio.create_task(rate.transfer(10_000_000))
-    await asyncio.sleep(0)
-    gone.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await gone
-    (took,) = await seconds(rate.transfer(20_000))
-    assert took < 5.0
+    (took, *_) = await seconds(asyncio.gather(*[asyncio.to_thread(stream) for _ in range(4)]))
+    assert took >= 0.199 - throttle.CATCH_UP_S
 
 
 async def test_reads_are_slow_and_right_and_writes_are_not_slowed(tmp_path: Path) -> None:
@@ -78,7 +63,7 @@ async def test_reads_are_slow_and_right_and_writes_are_not_slowed(tmp_path: Path
     view = memoryview(bytearray(len(data)))
     (read,) = await seconds(disk.read_into(path, 0, view))
     assert bytes(view) == data
-    assert read >= 0.02 + len(data) / 1e6 - 0.002
+    assert read >= 0.02 + len(data) / 1e6 - throttle.CATCH_UP_S - 0.002
     assert written < 5.0
     disk.bytes_per_s, disk.latency_s = 0.0, 0.0
     assert await disk.read_into(path, 0, view) == len(data)

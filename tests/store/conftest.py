@@ -107,11 +107,13 @@ class FaultyIO(AiofilesIO):
             await gate.wait()
         return heads
 
-    async def read_into(self, path: Path, offset: int, view: memoryview) -> int:
+    async def read_into(self, path: Path, offset: int, view: memoryview, then: Callable[[], None] | None = None) -> int:
         await self._enter("read_into")
         got = await super().read_into(path, offset, view[: self.read_bytes_max])
         if self.flip_reads and got:
             view[0] ^= 1
+        if then is not None and got == len(view):
+            await self.compute(then)
         return got
 
     async def write_file(self, path: Path, parts: Sequence[Buffer]) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvblend.store.errors import ChunkDamaged
 from kvblend.store.files import AiofilesIO, DiskIO, FileHead
 from kvblend.store.format import Buffer, KVShape, build_header
 from kvblend.store.keys import ChunkKey, pack_ids
@@ -49,6 +50,31 @@ async def test_reading_fills_the_view_from_the_offset(disk: DiskIO, tmp_path: Pa
     view = memoryview(bytearray(4))
     assert await disk.read_into(tmp_path / "f", 3, view) == 4
     assert bytes(view) == b"3456"
+
+
+async def test_what_comes_behind_a_read_runs_in_another_thread_once_the_view_is_full(
+    disk: DiskIO, tmp_path: Path
+) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    view = memoryview(bytearray(4))
+    seen: list[tuple[bytes, bool]] = []
+
+    def look() -> None:
+        seen.append((bytes(view), threading.current_thread() is threading.main_thread()))
+
+    await disk.read_into(tmp_path / "f", 3, view, look)
+    await disk.read_into(tmp_path / "f", 8, view, look)
+    assert seen == [(b"3456", False)]
+
+
+async def test_what_comes_behind_a_read_may_refuse_it(disk: DiskIO, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+
+    def refuse() -> None:
+        raise ChunkDamaged("these are not the bytes")
+
+    with pytest.raises(ChunkDamaged, match="not the bytes"):
+        await disk.read_into(tmp_path / "f", 3, memoryview(bytearray(4)), refuse)
 
 
 async def test_reading_past_the_end_is_short(disk: DiskIO, tmp_path: Path) -> None:

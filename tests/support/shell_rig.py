@@ -33,11 +33,11 @@ class GatedDisk(AiofilesIO):
         self.read_count = 0
         self.error: OSError | None = None
 
-    async def read_into(self, path: Path, offset: int, view: memoryview) -> int:
+    async def read_into(self, path: Path, offset: int, view: memoryview, then: Callable[[], None] | None = None) -> int:
         self.read_count += 1
         self.reading.release()
         await self.reads.wait()
-        return await super().read_into(path, offset, view)
+        return await super().read_into(path, offset, view, then)
 
     async def write_file(self, path: Path, parts: Sequence[Buffer]) -> int:
         await self.writes.wait()
