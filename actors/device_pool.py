@@ -48,8 +48,9 @@ class LayerLease(Protocol):
     def layer_nowait(self, index: int) -> LayerPart | None:
         """A layer for the device thread; None where it must be read first."""
 
-    async def prefetch(self, layers: range) -> None:
-        """Read these layers. Raises ChunkDamaged where they cannot be had."""
+    @property
+    def stored(self) -> ChunkLease | None:
+        """What layers that are not there are read through; None where all are on the device."""
 
     def release(self) -> None:
         """Give the lease back. A second call does nothing."""
@@ -118,10 +119,10 @@ class DeviceLease:
         view = self._host.layer_nowait(index)
         return None if view is None else functools.partial(block.fill, index, view)
 
-    async def prefetch(self, layers: range) -> None:
-        """Read these layers; nothing to do where all are on the device."""
-        if self._host is not None:
-            await self._host.prefetch(layers)
+    @property
+    def stored(self) -> ChunkLease | None:
+        """What layers that are not there are read through; None where all are on the device."""
+        return self._host
 
     def release(self) -> None:
         """Give the lease back. A second call does nothing."""

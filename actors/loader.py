@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import logging
@@ -19,7 +20,7 @@ from kvblend.actors.runtime.mailbox import MailboxClosed
 from kvblend.actors.signals import BlenderMessage, LayerLoaded, LoaderMessage, Reset, SchedulerMessage
 from kvblend.actors.tables import Captured, SideTables
 from kvblend.store.errors import ChunkDamaged, StoreError
-from kvblend.store.lease import ChunkLease
+from kvblend.store.lease import ChunkLease, prefetch_all
 from kvblend.store.store import ChunkStore
 from kvblend.store.tiers import Tier
 
@@ -213,30 +214,36 @@ class Loader(Actor[LoaderMessage]):
         for command in commands:
             load = self._by_name[command.load]
             match command:
-                case ReadRun(_, name, segment, first, _):
-                    self.spawn(self._read(load, command), f"read {name} {segment} from layer {first}")
+                case ReadRun(number, name):
+                    self.spawn(self._read(load, command), f"read {number} of {name}")
                 case DeliverLayer(_, layer):
                     load.put_layer(layer)
 
     async def _read(self, load: Load, run: ReadRun) -> None:
         """One read; then hand on all layers that are complete and next in order."""
-        lease = load.leases.get(run.segment)
-        if load.open and lease is not None:
-            meter = self._meters[lease.tier]
-            meter.begin(time.monotonic())
-            done = 0
-            try:
-                await lease.prefetch(range(run.first, run.stop))
-                done = (run.stop - run.first) * lease.layer_bytes
-            except ChunkDamaged as error:
-                self._read_failed(load, run.segment, error)
-            finally:
-                meter.end(done, time.monotonic())
+        if load.open:
+            tiers = load.stored_by_tier(run.segments)
+            layers = range(run.first, run.stop)
+            await asyncio.gather(*(self._read_tier(load, tier, leases, layers) for tier, leases in tiers.items()))
         for other in self._by_name.values():
             if other.layers is not None:
                 self._state.note_taken(other.name, other.layers.taken)
         self._perform(self._state.read_done(run.number))
         await self._tell_layers(load)
+
+    async def _read_tier(self, load: Load, tier: Tier, leases: dict[int, ChunkLease], layers: range) -> None:
+        meter = self._meters[tier]
+        meter.begin(time.monotonic())
+        done = 0
+        try:
+            errors = await prefetch_all(list(leases.values()), layers)
+            for (segment, lease), error in zip(leases.items(), errors, strict=True):
+                if error is None:
+                    done += len(layers) * lease.layer_bytes
+                else:
+                    self._read_failed(load, segment, error)
+        finally:
+            meter.end(done, time.monotonic())
 
     def _read_failed(self, load: Load, segment: int, error: ChunkDamaged) -> None:
         """Nothing more is delivered of this load. Its leases stay until the scheduler has them released."""

@@ -15,6 +15,7 @@ from kvblend.actors.tables import RequestLayers
 from kvblend.store.keys import ChunkKey
 from kvblend.store.lease import ChunkLease
 from kvblend.store.store import ChunkStore
+from kvblend.store.tiers import Tier
 
 LOOKUPS_MAX = 16
 """How many segments of one request are looked up at the same time."""
@@ -42,6 +43,15 @@ class Load:
         for lease in self.leases.values():
             lease.release()
         self.leases.clear()
+
+    def stored_by_tier(self, segments: Sequence[int]) -> dict[Tier, dict[int, ChunkLease]]:
+        """Of these segments, what layers can be read through, by tier and segment."""
+        found: dict[Tier, dict[int, ChunkLease]] = {}
+        for index in segments:
+            lease = self.leases[index].stored if index in self.leases else None
+            if lease is not None:
+                found.setdefault(lease.tier, {})[index] = lease
+        return found
 
     def missing(self, num_layers: int) -> dict[int, set[int]]:
         """By segment that is to be loaded: its layers that are neither in memory nor on the device."""

@@ -35,7 +35,7 @@ from kvblend.actors.settings import Settings
 from kvblend.actors.system import System
 from kvblend.cli.models import resolve_model
 from kvblend.store.files import AiofilesIO
-from kvblend.store.lease import ChunkLease
+from kvblend.store.lease import ChunkLease, prefetch_all
 from kvblend.store.store import ChunkStore
 
 SELECTORS = ("divergence", "query")
@@ -132,7 +132,7 @@ async def read_all(leases: dict[int, ChunkLease], num_layers: int, window: int) 
                     state.note_taken("all", command.layer + 1)
 
         async def read(run: ReadRun) -> None:
-            await leases[run.segment].prefetch(range(run.first, run.stop))
+            await prefetch_all([leases[segment] for segment in run.segments], range(run.first, run.stop))
             perform(state.read_done(run.number))
 
         perform(state.open("all", {index: range(num_layers) for index in leases}, Rank()))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from kvblend.store.files import DiskIO, FileHead
+from kvblend.store.files import DiskIO, FileHead, FileRead
 from kvblend.store.format import Buffer
 
 P = ParamSpec("P")
@@ -75,13 +76,13 @@ class ThrottledIO:
         await self.compute(self._wait, sum(len(head.first) for head in heads if isinstance(head, FileHead)))
         return heads
 
-    async def read_into(self, path: Path, offset: int, view: memoryview, then: Callable[[], None] | None = None) -> int:
-        def arrived() -> None:
-            self._wait(len(view))
-            if then is not None:
-                then()
+    async def read_into(self, reads: Sequence[FileRead]) -> list[int | Exception]:
+        def arrived(read: FileRead) -> None:
+            self._wait(len(read.view))
+            if read.then is not None:
+                read.then()
 
-        return await self._inner.read_into(path, offset, view, arrived)
+        return await self._inner.read_into([read._replace(then=partial(arrived, read)) for read in reads])
 
     async def write_file(self, path: Path, parts: Sequence[Buffer]) -> int:
         return await self._inner.write_file(path, parts)

@@ -39,8 +39,8 @@ class Frontier:
 class Slice:
     """The rows of the current pass that are on their way: `hidden [rows, hidden]` is the input of `layer`.
 
-    What layers share is made when the first of them asks: attention plans by window, cos and sin `[rows, 1, dim]` for
-    plain and for windowed layers.
+    `fresh` are K (not rotated), K and V of `layer` that were projected and not written yet. What layers share is made
+    when the first of them asks: attention plans by window, cos and sin `[rows, 1, dim]` for plain and windowed layers.
     """
 
     rows: torch.Tensor
@@ -48,6 +48,7 @@ class Slice:
     layer: int
     hidden: torch.Tensor
     q: torch.Tensor | None
+    fresh: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     plans: dict[int | None, Any] = field(default_factory=dict)
     turns: dict[bool, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     cached_rows: int = 0

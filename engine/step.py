@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 
 from kvblend.engine.attention.base import AttentionBackend
-from kvblend.engine.decoding import DecodeRows, is_decode_row, rope_tables
+from kvblend.engine.decoding import DecodeRows, is_decode_row
+from kvblend.engine.installing import install_layer, rope_of
 from kvblend.engine.model import Model
 from kvblend.engine.observing import attend_observed, check_parity, observe_divergence, show_rows
-from kvblend.engine.precision import Precision
-from kvblend.engine.rope import RopeTable, rotate
+from kvblend.engine.rope import rotate
 from kvblend.engine.sequence import Frontier, SequenceState, Slice
 from kvblend.engine.slices import keep_shown, open_slice
 
@@ -114,12 +114,14 @@ class _Tick:
             mover.rows = mover.slice.rows.shape[0]
 
     def sweep(self, layer: int) -> None:
-        """Everything due at `layer`: install, project, observe, write, choose; then attention and MLP, packed."""
+        """Everything due at `layer`: project, install, observe, write, choose; then attention and MLP, packed."""
         self.moving = [mover for mover in self.moving if not mover.sequence.cancelled]
-        due = [mover for mover in list(self.moving) if self._due(mover, layer) and self._install(mover, layer)]
+        due = [mover for mover in self.moving if self._due(mover, layer)]
+        # what the rows' own projection takes may still go by before the stored part is loaded
         decode_q = self._project(layer, [mover for mover in due if mover.slice.q is None])
+        due = [mover for mover in due if self._install(mover, layer)]
         for mover in due:
-            mover.layers_left -= 1
+            self._take_in(mover, layer)
         due = [mover for mover in due if self._settle_projection(mover, layer)]
         if layer == self.model.num_layers - 1:
             for mover in due:
@@ -150,33 +152,15 @@ class _Tick:
         return current is not None and current.layer == layer and mover.layers_left > 0
 
     def _install(self, mover: _Mover, layer: int) -> bool:
-        """Put a loaded layer's keys (rotated to their positions) and values into the sequence's slots, once."""
-        sequence = mover.sequence
-        if sequence.installed > layer:
+        """Make the stored part of `layer` ready for attention; False, and out of the sweep, where it is not loaded."""
+        if install_layer(self.model, mover.sequence, layer):
             return True
-        loaded = sequence.source.take(layer) if sequence.source is not None else None
-        if loaded is None:
-            mover.stalled_at = layer
-            self.moving.remove(mover)
-            return False
-        stored = sequence.precision or Precision.of_model(self.model)
-        parts = sorted((start, sequence.end_of(start), payload) for start, payload in loaded)
-        echoes = []
-        for start, end, payload in parts:
-            sequence.note_sensitivity(start, stored.sensitivity(payload, end - start))
-            if (echo := stored.echo(payload, end - start)) is not None:
-                echoes.append((start, end, echo, sequence.repeats.of(start)))
-        if parts:
-            last = parts[-1][1]
-            slots, turn = sequence.slab.view(layer, last), self._rope(sequence, layer).span(0, last)
-            stored.decode_into(parts, slots, turn)
-            if echoes:
-                stored.decode_rows_into(echoes, slots, turn)
-        sequence.installed = layer + 1
-        return True
+        mover.stalled_at = layer
+        self.moving.remove(mover)
+        return False
 
     def _project(self, layer: int, movers: list[_Mover]) -> torch.Tensor | None:
-        """Q, K and V of every row that has none yet, K and V written. Returns q of the rows behind their prompts."""
+        """Q, K and V of every row that has none yet. Rows behind their prompts: K and V are written, q is returned."""
         hidden = [mover.slice.hidden for mover in movers]
         turns = [self._turn(mover, layer) for mover in movers]
         if self.decode is not None:
@@ -194,16 +178,26 @@ class _Tick:
             decode_q, _, decode_k, decode_v = parts.pop(0)
             self.decode.write(layer, decode_k, decode_v)
         for mover, (part_q, part_raw, part_k, part_v) in zip(movers, parts, strict=True):
-            sequence, current = mover.sequence, mover.slice
-            current.q = part_q
+            current = mover.slice
+            current.q, current.fresh = part_q, (part_raw, part_k, part_v)
             mover.row_layers += current.rows.shape[0]
-            if sequence.capture is not None:
-                sequence.capture.record(layer, current.rows, part_raw, part_v)
-            self._observe(sequence, current, layer, part_raw, part_k, part_v)
-            sequence.charges.cached_row_layers += current.cached_rows
-            sequence.charges.question_row_layers += current.question_rows
-            sequence.slab.write(layer, current.rows, current.rows_device, part_k, part_v)
+            mover.layers_left -= 1
         return decode_q
+
+    def _take_in(self, mover: _Mover, layer: int) -> None:
+        """Compare the rows' new K and V with what is stored, then write them over it."""
+        sequence, current = mover.sequence, mover.slice
+        if current.fresh is None:
+            # projected by the pass before this one, and written
+            mover.layers_left -= 1
+            return
+        (raw, k, v), current.fresh = current.fresh, None
+        if sequence.capture is not None:
+            sequence.capture.record(layer, current.rows, raw, v)
+        self._observe(sequence, current, layer, raw, k, v)
+        sequence.charges.cached_row_layers += current.cached_rows
+        sequence.charges.question_row_layers += current.question_rows
+        sequence.slab.write(layer, current.rows, current.rows_device, k, v)
 
     def _observe(
         self, sequence: SequenceState, current: Slice, layer: int, raw: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -218,7 +212,7 @@ class _Tick:
         if running.observe == "divergence" and layer == running.layers.stop - 1:
             observe_divergence(sequence, current, layer, k, v)
         if running.residual is not None:
-            running.residual.correct(sequence.slab, layer, current.rows, raw, v, self._rope(sequence, layer))
+            running.residual.correct(sequence.slab, layer, current.rows, raw, v, rope_of(self.model, sequence, layer))
 
     def _settle_projection(self, mover: _Mover, layer: int) -> bool:
         """End a pass that stops at the projection, if this is its layer. True when attention at `layer` is due."""
@@ -248,14 +242,11 @@ class _Tick:
             current.plans[window] = self.backend.prepare(current.rows, self.model.device, self.model.dtype, window)
         return current.plans[window]
 
-    def _rope(self, sequence: SequenceState, layer: int) -> RopeTable:
-        return rope_tables(self.model, sequence)[self.model.config.windowed(layer)]
-
     def _turn(self, mover: _Mover, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin `[rows, 1, dim]` of the slice's rows at one layer."""
         current, windowed = mover.slice, self.model.config.windowed(layer)
         if windowed not in current.turns:
-            cos, sin = self._rope(mover.sequence, layer).gather(current.rows_device)
+            cos, sin = rope_of(self.model, mover.sequence, layer).gather(current.rows_device)
             current.turns[windowed] = cos[:, None], sin[:, None]
         return current.turns[windowed]
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kvblend.store.aside import BYTES_MAX, NOTHING, Aside, aside_bytes_max, trim_aside
 from kvblend.store.catalog import CATALOG_NAME, Catalog, Layout
 from kvblend.store.errors import ChunkDamaged, ForeignFile, StoreUnusable, StoreWriteFailed
-from kvblend.store.files import AiofilesIO, DiskIO, FileHead
+from kvblend.store.files import AiofilesIO, DiskIO, FileHead, FileRead
 from kvblend.store.format import (
     Buffer,
     ChunkHeader,
@@ -35,6 +35,7 @@ from kvblend.store.scan import CHUNK_SUFFIX as CHUNK_SUFFIX
 from kvblend.store.scan import TEMP_SUFFIX as TEMP_SUFFIX
 from kvblend.store.scan import FolderScan
 from kvblend.store.scan import ScanReport as ScanReport
+from kvblend.store.tiers import LayerRun
 
 log = logging.getLogger("kvblend.store")
 
@@ -180,16 +181,31 @@ class DiskTier:
 
         Raises OSError or ChunkDamaged.
         """
-        spans = header.layers[first:stop]
-        start, end = spans[0].offset, spans[-1].offset + spans[-1].length
-        path = self.path_of(header.key.digest)
-        # checked where it was read: every way to another thread and back costs the loop about as much as a small read
-        verify = functools.partial(_verify, spans, data, first)
-        while start < end:
-            got = await self._io.read_into(path, header.data_start + start, data[start:end], verify)
-            if not got:
-                raise ChunkDamaged(f"the file ends at byte {header.data_start + start}")
-            start += got
+        (error,) = await self.read_runs([LayerRun(header, data, first, stop)])
+        if error is not None:
+            raise error
+
+    async def read_runs(self, runs: Sequence[LayerRun]) -> list[Exception | None]:
+        """`read_layers` for each run, all in one operation; what went wrong with each, None for nothing.
+
+        Every operation costs the event loop about as much as a small read takes.
+        """
+        errors: list[Exception | None] = [None] * len(runs)
+        left = [_file_read(self.path_of(run.header.key.digest), run) for run in runs]
+        waiting = list(range(len(runs)))
+        while waiting:
+            results = await self._io.read_into([left[index] for index in waiting])
+            for index, got in zip(list(waiting), results, strict=True):
+                read = left[index]
+                if isinstance(got, int) and 0 < got < len(read.view):
+                    left[index] = read._replace(offset=read.offset + got, view=read.view[got:])
+                    continue
+                waiting.remove(index)
+                if isinstance(got, Exception):
+                    errors[index] = got
+                elif not got:
+                    errors[index] = ChunkDamaged(f"the file ends at byte {read.offset}")
+        return errors
 
     async def set_aside(self, digest: bytes) -> None:
         """Move a damaged file to `damaged/`, from where the oldest leave, or remove it where that fails.
@@ -238,6 +254,14 @@ def _read_header(path: Path, head: FileHead) -> ChunkHeader:
 
 def _checksum_all(layers: Sequence[memoryview]) -> list[bytes]:
     return [checksum(layer) for layer in layers]
+
+
+def _file_read(path: Path, run: LayerRun) -> FileRead:
+    """The bytes of a run, checked in the job that reads them: another job would cost the loop a small read."""
+    spans = run.header.layers[run.first : run.stop]
+    start, end = spans[0].offset, spans[-1].offset + spans[-1].length
+    verify = functools.partial(_verify, spans, run.data, run.first)
+    return FileRead(path, run.header.data_start + start, run.data[start:end], verify)
 
 
 def _verify(spans: Sequence[LayerSpan], data: memoryview, first: int) -> None:

@@ -32,12 +32,17 @@ class FileHead(NamedTuple):
     file_bytes: int
 
 
-class DiskIO(Protocol):
-    """What the disk tier asks of a disk. Every method may raise OSError; none blocks the event loop.
+class FileRead(NamedTuple):
+    """Bytes of the file `path` from `offset` on, as many as `view` has room for; `then` runs where it was filled."""
 
-    `read_into` may read less than asked for; 0 bytes mean the end of the file. Where it filled `view`, it runs `then`
-    before it returns, off the event loop and without a way back to it in between; what that raises is raised.
-    """
+    path: Path
+    offset: int
+    view: memoryview
+    then: Callable[[], None] | None = None
+
+
+class DiskIO(Protocol):
+    """What the disk tier asks of a disk. Every method may raise OSError; none blocks the event loop."""
 
     async def list_folder(self, path: Path) -> list[str]:
         """Names in a folder, in no order. A link to a folder is none."""
@@ -48,8 +53,12 @@ class DiskIO(Protocol):
     async def read_heads(self, paths: Sequence[Path]) -> list[FileHead | OSError]:
         """The head of each file, or the error that kept it from being read."""
 
-    async def read_into(self, path: Path, offset: int, view: memoryview, then: Callable[[], None] | None = None) -> int:
-        """Read from byte `offset` of the file into `view`; the number of bytes read."""
+    async def read_into(self, reads: Sequence[FileRead]) -> list[int | Exception]:
+        """The number of bytes of each read, or what went wrong with it, one after another.
+
+        It may be less than asked for; 0 bytes mean the end of the file. Where `view` is full `then` runs, off the event
+        loop and without a way back to it in between; what that raises has gone wrong.
+        """
 
     async def write_file(self, path: Path, parts: Sequence[Buffer]) -> int:
         """Write the parts one after another as the whole file and fsync it; the file's size in bytes."""
@@ -99,9 +108,9 @@ class AiofilesIO:
         """The head of each file, all in one job."""
         return await self.compute(_read_heads, paths)
 
-    async def read_into(self, path: Path, offset: int, view: memoryview, then: Callable[[], None] | None = None) -> int:
-        """Read until `view` is full or the file ends, and run `then`, all in one job."""
-        return await self.compute(_read_into, path, offset, view, then)
+    async def read_into(self, reads: Sequence[FileRead]) -> list[int | Exception]:
+        """Read until each view is full or its file ends, all in one job."""
+        return await self.compute(_read_all, reads)
 
     async def write_file(self, path: Path, parts: Sequence[Buffer]) -> int:
         """Write and fsync a whole file, all in one job."""
@@ -208,16 +217,26 @@ def _read_heads(paths: Sequence[Path]) -> list[FileHead | OSError]:
     return heads
 
 
-def _read_into(path: Path, offset: int, view: memoryview, then: Callable[[], None] | None) -> int:
-    descriptor = open_regular(path)
+def _read_all(reads: Sequence[FileRead]) -> list[int | Exception]:
+    done: list[int | Exception] = []
+    for read in reads:
+        try:
+            done.append(_read_into(read))
+        except Exception as error:  # handed to whoever asked for this one: the others go on
+            done.append(error)
+    return done
+
+
+def _read_into(read: FileRead) -> int:
+    descriptor = open_regular(read.path)
     try:
-        done = 0
-        while done < len(view) and (got := os.preadv(descriptor, [view[done:]], offset + done)):
+        done, room = 0, len(read.view)
+        while done < room and (got := os.preadv(descriptor, [read.view[done:]], read.offset + done)):
             done += got
     finally:
         os.close(descriptor)
-    if then is not None and done == len(view):
-        then()
+    if read.then is not None and done == room:
+        read.then()
     return done
 
 

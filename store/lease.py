@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
+from kvblend.store.errors import ChunkDamaged
 from kvblend.store.keys import ChunkKey
 from kvblend.store.pool import PoolEntry
 from kvblend.store.reads import LayerReader
@@ -59,11 +60,15 @@ class ChunkLease:
         return self._entry.layers[index]
 
     async def prefetch(self, layers: range) -> None:
-        """Bring these layers into memory, one disk operation per contiguous run. Errors as for `layer`."""
-        if not layers:
-            return
-        self._check(min(layers), max(layers) + 1)
-        await self._reader.ensure(self._entry, layers)
+        """Bring these layers into memory, in one disk operation. Errors as for `layer`."""
+        (error,) = await prefetch_all([self], layers)
+        if error is not None:
+            raise error
+
+    @property
+    def stored(self) -> ChunkLease:
+        """This lease: the layers are read through it."""
+        return self
 
     def release(self) -> None:
         """Give the lease back. A second call does nothing."""
@@ -83,3 +88,15 @@ class ChunkLease:
         count = len(self._entry.layers)
         if not 0 <= first < stop <= count:
             raise ValueError(f"layers {first}..{stop - 1} asked for; the chunk has layers 0..{count - 1}")
+
+
+async def prefetch_all(leases: Sequence[ChunkLease], layers: range) -> list[ChunkDamaged | None]:
+    """Bring these layers of chunks of one store into memory, in one operation per tier; what went wrong with each.
+
+    Raises ValueError for layers outside the model's, and a released lease.
+    """
+    if not leases or not layers:
+        return [None] * len(leases)
+    for lease in leases:
+        lease._check(min(layers), max(layers) + 1)
+    return await leases[0]._reader.ensure_all([lease._entry for lease in leases], layers)

@@ -21,6 +21,7 @@ from kvblend.store.keys import ChunkKey
 from kvblend.store.remote_address import RemoteAddress
 from kvblend.store.remote_link import Command, RedisLink, RemoteRefused, RemoteSkipped, RemoteUnavailable
 from kvblend.store.remote_stats import RemoteCounts, RemoteFigures, RemoteState
+from kvblend.store.tiers import LayerRun, read_side_by_side
 
 log = logging.getLogger("kvblend.store")
 
@@ -109,6 +110,10 @@ class RemoteTier:
                 raise RemoteUnavailable("it was stored anew while it was read") from None
             await self._discard(digest, str(error))
             raise ChunkDamaged(str(error)) from None
+
+    async def read_runs(self, runs: Sequence[LayerRun]) -> list[Exception | None]:
+        """`read_layers` for each run, side by side; what went wrong with each, None for nothing."""
+        return await read_side_by_side(self, runs)
 
     async def write(self, key: ChunkKey, packed_ids: bytes, layers: Sequence[memoryview]) -> None:
         """Store a chunk in place of an older one. `layers` are payloads of one of `KVShape.layer_lengths`.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from kvblend.store.format import ChunkHeader
 from kvblend.store.keys import ChunkKey
@@ -12,14 +13,26 @@ from kvblend.store.remote_stats import RemoteFigures
 Tier = Literal["host", "disk", "remote"]
 
 
+class LayerRun(NamedTuple):
+    """Layers `first..stop-1` of one chunk, and `data` (`header.data_bytes` long) that they have their places in."""
+
+    header: ChunkHeader
+    data: memoryview
+    first: int
+    stop: int
+
+
 class LayerSource(Protocol):
-    """Something that a chunk's layers are read from."""
+    """Something that chunks' layers are read from."""
 
     async def read_layers(self, header: ChunkHeader, data: memoryview, first: int, stop: int) -> None:
         """Read layers `first..stop-1` into their places in `data` (`header.data_bytes` long) and verify them.
 
         May raise anything; the chunk is a miss then. ChunkDamaged says that the copy is of no use to anybody.
         """
+
+    async def read_runs(self, runs: Sequence[LayerRun]) -> list[Exception | None]:
+        """`read_layers` for each run, together where that is cheaper; what went wrong with each, None for nothing."""
 
 
 class LowerTier(LayerSource, Protocol):
@@ -44,3 +57,12 @@ class LowerTier(LayerSource, Protocol):
 
     async def close(self) -> None:
         """End what is running and give connections back."""
+
+
+async def read_side_by_side(source: LayerSource, runs: Sequence[LayerRun]) -> list[Exception | None]:
+    """`LayerSource.read_runs` for a source that has no cheaper way."""
+    results = await asyncio.gather(*(source.read_layers(*run) for run in runs), return_exceptions=True)
+    for result in results:
+        if result is not None and not isinstance(result, Exception):
+            raise result
+    return [result if isinstance(result, Exception) else None for result in results]

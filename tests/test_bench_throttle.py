@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvblend.store.files import AiofilesIO
+from kvblend.store.files import AiofilesIO, FileRead
 
 PATH = Path(__file__).resolve().parent.parent / "bench" / "throttle.py"
 
@@ -60,10 +60,10 @@ async def test_reads_are_slow_and_right_and_writes_are_not_slowed(tmp_path: Path
     path, data = tmp_path / "file", bytes(range(256)) * 100
     (written,) = await seconds(disk.write_file(path, [data]))
     view = memoryview(bytearray(len(data)))
-    (read,) = await seconds(disk.read_into(path, 0, view))
+    (read,) = await seconds(disk.read_into([FileRead(path, 0, view)]))
     assert bytes(view) == data
     assert read >= 0.02 + len(data) / 1e6 - throttle.CATCH_UP_S - 0.002
     assert written < 5.0
     disk.bytes_per_s, disk.latency_s = 0.0, 0.0
-    assert await disk.read_into(path, 0, view) == len(data)
+    assert await disk.read_into([FileRead(path, 0, view)]) == [len(data)]
     await disk.close()

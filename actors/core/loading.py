@@ -10,7 +10,7 @@ from typing import NamedTuple
 AHEAD_LAYERS = 4
 """A load this many layers ahead of its computing lets others go first."""
 RUN_LAYERS_MAX = 8
-"""How many layers of a chunk one disk operation brings at most."""
+"""How many layers one disk operation brings at most."""
 
 
 class Rank(NamedTuple):
@@ -22,11 +22,11 @@ class Rank(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadRun:
-    """Read layers `first..stop-1` of one segment's chunk, in one operation. No two reads have the same number."""
+    """Read layers `first..stop-1` of some segments' chunks, in one operation. No two reads have the same number."""
 
     number: int
     load: str
-    segment: int
+    segments: tuple[int, ...]
     first: int
     stop: int
 
@@ -54,6 +54,11 @@ class _Load:
     next_delivery: int = 0
     taken: int = 0
     reading: set[int] = field(default_factory=set)
+
+    @property
+    def ahead(self) -> int:
+        """Layers that are delivered and that the device has not taken."""
+        return self.next_delivery - self.taken
 
 
 class LoadingState:
@@ -112,7 +117,7 @@ class LoadingState:
         load.reading.discard(number)
         self._live -= 1
         for layer in range(run.first, run.stop):
-            load.left[layer] -= 1
+            load.left[layer] -= len(run.segments)
         return self._deliver(run.load) + self._read_more()
 
     def note_taken(self, load: str, layers: int) -> None:
@@ -138,7 +143,7 @@ class LoadingState:
     def _read_more(self) -> list[LoadCommand]:
         commands: list[LoadCommand] = []
         while self._live < self.window and len(self._reads) < 2 * self.window:
-            waiting = [(self._turn(load), name) for name, load in self._loads.items() if self._seek(load)]
+            waiting = [(self._turn(load), name) for name, load in self._loads.items() if self._wants_more(load)]
             if not waiting:
                 break
             name = min(waiting)[1]
@@ -151,11 +156,18 @@ class LoadingState:
             commands.append(run)
         return commands
 
-    def _seek(self, load: _Load) -> bool:
-        """Move to the first layer of which something is unread; False where there is none."""
+    def _wants_more(self, load: _Load) -> bool:
+        """Move to the first layer of which something is unread; False where there is none, or enough is under way."""
         while load.cursor < self.num_layers and not load.unread[load.cursor]:
             load.cursor += 1
-        return load.cursor < self.num_layers
+        return load.cursor < self.num_layers and len(load.reading) < self._lanes(load)
+
+    def _lanes(self, load: _Load) -> int:
+        """How many reads of a load may be out: all while the device may be waiting for one, then half of them.
+
+        Reads that are out share the disk: the fewer there are the sooner the first of them is done.
+        """
+        return self.window if load.ahead < 1 else max(1, self.window // 2)
 
     def _turn(self, load: _Load) -> tuple[int, Rank]:
         if not load.delivers:
@@ -163,10 +175,15 @@ class LoadingState:
         return int(load.cursor - load.taken >= AHEAD_LAYERS), load.rank
 
     def _take_run(self, name: str, load: _Load) -> ReadRun:
-        """The next segment's next layers: one while the device may be waiting, more the further it is behind."""
-        first, segment = load.cursor, load.unread[load.cursor].pop(0)
-        stop, longest = first + 1, max(1, min(RUN_LAYERS_MAX, (load.next_delivery - load.taken) // 2))
-        while stop < min(first + longest, self.num_layers) and segment in load.unread[stop]:
-            load.unread[stop].remove(segment)
+        """The next layer's segments, shared out among the reads that may be out; the whole of it, and more layers, the
+        further the device is behind.
+        """
+        first, waiting = load.cursor, load.unread[load.cursor]
+        free = min(self._lanes(load) - len(load.reading), self.window - self._live)
+        segments = waiting[: len(waiting) if load.ahead > 1 else math.ceil(len(waiting) / free)]
+        stop, longest = first + 1, max(1, min(RUN_LAYERS_MAX, load.ahead // 2))
+        while stop < min(first + longest, self.num_layers) and set(segments) <= set(load.unread[stop]):
             stop += 1
-        return ReadRun(self._count, name, segment, first, stop)
+        for layer in range(first, stop):
+            load.unread[layer] = [segment for segment in load.unread[layer] if segment not in segments]
+        return ReadRun(self._count, name, tuple(segments), first, stop)

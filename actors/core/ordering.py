@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from kvblend.actors.core.entry import Entry
 from kvblend.actors.core.events import Job
+from kvblend.actors.core.lifecycle import Phase
 
 PolicyName = Literal["fcfs", "edf"]
 OVERTAKEN_MAX = 32
@@ -130,7 +131,10 @@ class Ordering:
         return [other for other in waiting if rank(other) < own]
 
     def sort_prefills(self, entries: Iterable[Entry], at_s: float) -> list[Entry]:
-        """Admitted prompts in the order in which a step takes them: passed by, answers, policy, admission."""
+        """Admitted prompts in the order in which a step takes them: passed by, answers, policy, admission.
+
+        Those whose first layer is still loading come last: they go no further than their first projection.
+        """
 
         def rank(entry: Entry) -> Rank:
             later = entry.job.kind == "precompute"
@@ -138,7 +142,8 @@ class Ordering:
             late, urgency = self._urgency(entry, entry.admitted_s)
             return self.may_stand_back(entry), later, late, 0.0, urgency, entry.turn
 
-        return sorted(entries, key=rank)
+        ranked = sorted(entries, key=rank)
+        return sorted(ranked, key=lambda entry: entry.phase is Phase.LOADING)
 
     @staticmethod
     def may_stand_back(entry: Entry) -> bool:

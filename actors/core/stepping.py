@@ -34,11 +34,13 @@ class Stepping:
         state = self._state
         if state.step is not None:
             return
-        ready = [e for e in state.running() if e.phase in (Phase.PREFILLING, Phase.DECODING) and not e.stalled]
+        ready = [entry for entry in state.running() if not entry.stalled]
         decoding = [entry for entry in ready if entry.phase is Phase.DECODING]
-        prefilling = [entry for entry in ready if entry.phase is Phase.PREFILLING and entry.prefill is None]
+        # a request begins while its first layer is loading: its rows are projected meanwhile
+        begun = (Phase.LOADING, Phase.PREFILLING)
+        prefilling = [entry for entry in ready if entry.phase in begun and entry.prefill is None]
         items = [ev.StepItem(entry.request_id, 1) for entry in decoding]
-        answers = any(entry.job.kind == "generate" for entry in prefilling)
+        answers = any(e.job.kind == "generate" and e.phase is Phase.PREFILLING for e in prefilling)
         bounded = bool(decoding) or (not answers and any(e.job.kind == "generate" for e in state.running()))
         room = state.pace.room(len(decoding), state.limits.max_num_batched_tokens, bounded)
         for entry in state.ordering.sort_prefills(prefilling, at_s):
@@ -123,6 +125,9 @@ class Stepping:
     def _advance(self, entry: Entry, result: ev.ItemResult, at_s: float, out: list[ev.SchedulerCommand]) -> None:
         entry.replan = ""
         entry.stalled = result.status == "stalled"
+        if entry.phase is Phase.LOADING and not entry.stalled:
+            # what tells of its first layer may come behind the step that took it
+            entry.move(Phase.PREFILLING)
         if result.prefill is not None:
             self._prefill_done(entry, result.prefill, at_s, out)
         if result.status == "prefilled":

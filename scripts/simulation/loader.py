@@ -124,14 +124,15 @@ class ModelLoader:
             load = self._by_name[command.load]
             match command:
                 case ReadRun() as run:
-                    key = load.chunks[run.segment]
-                    done_s = self.store.read(key, run.first, run.stop, at_s)
-                    self._later(done_s, lambda now, key=key, run=run: self._read(key, run, now))  # type: ignore[misc]
+                    keys = [load.chunks[segment] for segment in run.segments]
+                    done_s = max(self.store.read(key, run.first, run.stop, at_s) for key in keys)
+                    self._later(done_s, lambda now, keys=keys, run=run: self._read(keys, run, now))  # type: ignore[misc]
                 case DeliverLayer(_, layer):
                     self._delivered(load.job.request_id, layer, at_s)
 
-    def _read(self, key: ChunkKey, run: ReadRun, at_s: float) -> None:
-        self.store.read_done(key, run.first, run.stop, at_s)
+    def _read(self, keys: list[ChunkKey], run: ReadRun, at_s: float) -> None:
+        for key in keys:
+            self.store.read_done(key, run.first, run.stop, at_s)
         for load in self._by_name.values():
             self._state.note_taken(load.name, self._taken(load.job.request_id))
         self._carry_out(self._state.read_done(run.number), at_s)

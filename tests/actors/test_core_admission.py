@@ -55,7 +55,7 @@ def test_the_sequence_is_started_before_its_layers_are_asked_for() -> None:
     driver.submit(generate("r", A, B))
     driver.look_up(exact=(0, 1), cached=(2,))
     kinds = [type(command) for command in driver.commands]
-    assert kinds == [ev.Emit, ev.StartSequence, ev.StartLoading]
+    assert kinds == [ev.Emit, ev.StartSequence, ev.StartLoading, ev.RunStep]
     assert driver.of(ev.StartLoading)[0].segments == (0, 1, 2)
     assert isinstance(driver.emitted()[0], Planned)
 
@@ -156,6 +156,7 @@ def test_a_damaged_chunk_sends_its_request_back_to_the_queue() -> None:
     driver = Driver()
     driver.submit(generate("r", A, B))
     driver.look_up(exact=(0, 1))
+    driver.step(result("r", "stalled"))
     driver.do(ev.LoadFailed("r", "flipped bits", 2.0))
     kinds = [type(command) for command in driver.commands]
     assert kinds == [ev.FreeSequence, ev.Release, ev.Lookup]
@@ -176,6 +177,7 @@ def test_a_request_that_is_planned_again_has_no_sequence_to_free_meanwhile() -> 
     driver = Driver()
     driver.submit(generate("r", A))
     driver.look_up(exact=(0, 1))
+    driver.step(result("r", "stalled"))
     driver.do(ev.LoadFailed("r", "flipped bits", 2.0))
     driver.cancel()
     assert driver.of(ev.FreeSequence) == []
@@ -211,6 +213,7 @@ def test_after_some_damaged_chunks_nothing_is_reused_any_more() -> None:
     driver.submit(generate("r", A))
     for _ in range(REPLANS_MAX + 1):
         driver.look_up(exact=(0, 1))
+        driver.step(result("r", "stalled"))
         driver.do(ev.LoadFailed("r", "flipped bits", 2.0))
     driver.look_up(exact=(0, 1))
     assert driver.of(ev.StartLoading) == [ev.StartLoading("r", ())]
@@ -220,6 +223,7 @@ def test_a_request_that_was_planned_before_waits_for_nobody() -> None:
     driver = Driver()
     driver.submit(generate("r", A))
     driver.look_up(exact=(0, 1))
+    driver.step(result("r", "stalled"))
     driver.do(ev.LoadFailed("r", "flipped bits", 2.0))
     driver.begin(generate("other", A))
     driver.look_up("r", exact=(0,))

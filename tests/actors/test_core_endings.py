@@ -205,6 +205,7 @@ def test_a_crashed_loader_fails_who_is_looked_up_and_who_loads() -> None:
     driver = Driver()
     driver.submit(generate("loads", A), generate("asks", B))
     driver.look_up("loads", exact=(0, 1))
+    driver.step(result("loads", "stalled"))
     driver.crash("loader")
     failed = {event.request_id: event for event in driver.emitted() if isinstance(event, Failed)}
     assert set(failed) == {"loads", "asks"}

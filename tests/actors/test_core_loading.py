@@ -23,8 +23,8 @@ def reads(commands: list[LoadCommand]) -> list[ReadRun]:
     return [command for command in commands if isinstance(command, ReadRun)]
 
 
-def places(commands: list[LoadCommand]) -> list[tuple[str, int, int, int]]:
-    return [(run.load, run.segment, run.first, run.stop) for run in reads(commands)]
+def places(commands: list[LoadCommand]) -> list[tuple[str, tuple[int, ...], int, int]]:
+    return [(run.load, run.segments, run.first, run.stop) for run in reads(commands)]
 
 
 def delivered(commands: list[LoadCommand]) -> list[tuple[str, int]]:
@@ -37,7 +37,26 @@ def missing(*segments: int, layers: int = 5) -> dict[int, set[int]]:
 
 def test_a_layer_of_every_segment_comes_before_the_next_layer() -> None:
     state = LoadingState(num_layers=5, window=3)
-    assert places(state.open("r", missing(4, 2), Rank())) == [("r", 4, 0, 1), ("r", 2, 0, 1), ("r", 4, 1, 2)]
+    assert places(state.open("r", missing(4, 2), Rank())) == [("r", (4,), 0, 1), ("r", (2,), 0, 1), ("r", (4, 2), 1, 2)]
+
+
+def test_a_layer_that_may_be_waited_for_is_shared_out_among_all_reads_of_the_window() -> None:
+    state = LoadingState(num_layers=5, window=4)
+    runs = places(state.open("r", missing(*range(6)), Rank()))
+    assert runs == [("r", (0, 1), 0, 1), ("r", (2, 3), 0, 1), ("r", (4,), 0, 1), ("r", (5,), 0, 1)]
+
+
+def test_a_load_that_is_ahead_reads_whole_layers_and_leaves_half_of_the_window() -> None:
+    state = LoadingState(num_layers=20, window=4)
+    out, given, ahead = reads(state.open("r", missing(*range(6), layers=20), Rank())), 0, []
+    while out:
+        commands = state.read_done(out.pop(0).number)
+        given += len(delivered(commands))
+        out += reads(commands)
+        if 2 < given < 20:
+            ahead += reads(commands)
+            assert state.in_flight <= 2
+    assert {len(run.segments) for run in ahead} == {6}
 
 
 def test_a_layer_is_delivered_when_its_last_segment_is_there() -> None:
@@ -57,7 +76,7 @@ def test_a_layer_that_comes_early_waits_for_those_before_it() -> None:
 def test_what_is_in_memory_is_delivered_at_once() -> None:
     state = LoadingState(num_layers=3, window=1)
     commands = state.open("r", {0: set(), 1: {2}}, Rank())
-    assert (delivered(commands), places(commands)) == ([("r", 0), ("r", 1)], [("r", 1, 2, 3)])
+    assert (delivered(commands), places(commands)) == ([("r", 0), ("r", 1)], [("r", (1,), 2, 3)])
 
 
 def test_the_window_is_one_for_all_requests() -> None:
@@ -213,14 +232,19 @@ class Disk:
                 assert not any(gone & set(rows) for gone in self.wanted[command.load].values()), "not read yet"
                 self.given[command.load] += 1
             else:
-                span = set(range(command.first, command.stop))
-                assert span <= self.wanted[command.load][command.segment], "read without need"
-                busy = [r for r in self.out.values() if (r.load, r.segment) == (command.load, command.segment)]
-                assert not any(span & set(range(run.first, run.stop)) for run in busy), "read twice"
+                assert len(set(command.segments)) == len(command.segments) > 0
+                for segment in command.segments:
+                    self._check_span(command, segment)
                 self.out[command.number] = command
         live = sum(run.load not in self.closed for run in self.out.values())
         assert live == self.state.in_flight <= self.window
         assert len(self.out) <= 2 * self.window
+
+    def _check_span(self, run: ReadRun, segment: int) -> None:
+        span = set(range(run.first, run.stop))
+        assert span <= self.wanted[run.load][segment], "read without need"
+        busy = [other for other in self.out.values() if other.load == run.load and segment in other.segments]
+        assert not any(span & set(range(other.first, other.stop)) for other in busy), "read twice"
 
     def open(self, name: str, chance: random.Random) -> None:
         layers = range(self.num_layers)
@@ -234,7 +258,8 @@ class Disk:
 
     def finish(self, number: int) -> None:
         run = self.out.pop(number)
-        self.wanted[run.load][run.segment] -= set(range(run.first, run.stop))
+        for segment in run.segments:
+            self.wanted[run.load][segment] -= set(range(run.first, run.stop))
         self.take(self.state.read_done(number))
 
     def close(self, name: str) -> None:

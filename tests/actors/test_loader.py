@@ -160,12 +160,12 @@ async def test_a_second_look_up_of_a_released_request_is_not_mixed_up_with_the_f
 
 
 async def test_a_damaged_layer_is_told_once_and_nothing_more_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def damaged(*_: Any) -> None:
-        raise ChunkDamaged("flipped bits")
+    async def damaged(leases: list[ChunkLease], _: range) -> list[ChunkDamaged]:
+        return [ChunkDamaged("flipped bits") for _ in leases]
 
     async with open_world() as world:
         await world.look_up()
-        monkeypatch.setattr(ChunkLease, "prefetch", damaged)
+        monkeypatch.setattr("kvblend.actors.loader.prefetch_all", damaged)
         monkeypatch.setattr(ChunkLease, "layer_nowait", lambda *_: None)
         await world.tell(ev.StartLoading("r", (0, 1)))
         heard = await world.hear(ev.LoadFailed)
@@ -177,14 +177,15 @@ async def test_a_damaged_layer_is_told_once_and_nothing_more_is_delivered(monkey
 async def test_a_request_loads_anew_while_a_read_of_its_last_load_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
     entered, gate = asyncio.Event(), asyncio.Event()
 
-    async def slow(*_: Any) -> None:
+    async def slow(leases: list[ChunkLease], _: range) -> list[None]:
         entered.set()
         await gate.wait()
+        return [None for _ in leases]
 
     async with open_world() as world:
         await world.look_up()
         with monkeypatch.context() as patch:
-            patch.setattr(ChunkLease, "prefetch", slow)
+            patch.setattr("kvblend.actors.loader.prefetch_all", slow)
             patch.setattr(ChunkLease, "layer_nowait", lambda *_: None)
             await world.tell(ev.StartLoading("r", (0,)))
             await entered.wait()

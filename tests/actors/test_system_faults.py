@@ -119,7 +119,7 @@ async def test_requests_that_share_chunks_share_what_is_stored_and_read(tiny_mod
         ends = await asyncio.gather(*(answer(system, f"r{n}", SHUFFLED) for n in range(4)))
         assert [end.usage.chunk_hits for _, end in ends] == [4] * 4
         layers = system._engine.config.num_layers
-        assert disk.read_count == 5 * layers
+        assert system.store_stats().layers_read == 5 * layers
         assert system.store_stats().chunks == 5
 
 

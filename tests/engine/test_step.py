@@ -9,9 +9,10 @@ from tiny_models import Bench, DictSource, random_ids, tiny_config, tiny_model
 
 from kvblend.engine.config import RopeConfig
 from kvblend.engine.layout import Reuse
-from kvblend.engine.selectors.base import Pass, Passes, SelectionContext, merge_rows, top_rows
+from kvblend.engine.selectors.base import Pass, Passes, SelectionContext, Selector, merge_rows, top_rows
 from kvblend.engine.selectors.divergence import DivergenceSelector
 from kvblend.engine.selectors.plain import PlainSelector
+from kvblend.engine.selectors.query import QuerySelector
 from kvblend.engine.step import WorkItem
 
 
@@ -147,6 +148,51 @@ def test_a_layer_that_is_not_loaded_stalls_and_goes_on_later(bench: Bench) -> No
     assert (outcome.status, outcome.layer) == ("stalled", 2)
     source.ready = 1 << 30
     assert_equal(bench.finish(sequence), blend(bench, layout, ratio=0.3))
+
+
+@pytest.mark.parametrize("rows_max", [1 << 30, 5])
+@pytest.mark.parametrize("selector", [DivergenceSelector, QuerySelector])
+def test_rows_are_projected_before_the_stored_layer_is_there_and_only_once(
+    bench: Bench, rows_max: int, selector: type[Selector]
+) -> None:
+    layout = prompt([C, A])
+    source = DictSource(
+        {
+            0: bench.payloads((), SYSTEM),
+            layout.segments[1].start: bench.payloads(SYSTEM, C),
+            layout.segments[2].start: bench.payloads(SYSTEM, A),
+        },
+        ready=0,
+    )
+    reuse = [Reuse.EXACT, Reuse.EXACT, Reuse.CACHED, Reuse.FRESH]
+    sequence = bench.start(layout, reuse, 0.3, selector(), source)
+    row_layers = 0
+    while True:
+        outcome = bench.step.run([WorkItem(sequence, rows_max)])[0]
+        row_layers += outcome.row_layers
+        if outcome.status == "last_row":
+            break
+        if outcome.status == "stalled":
+            assert outcome.layer == source.ready
+            assert sequence.slice is not None
+            assert sequence.slice.q is not None
+            source.ready += 1
+    untroubled = blend(bench, layout, ratio=0.3, selector=selector(), rows_max=rows_max)
+    assert torch.equal(sequence.slab.k[:, :, : layout.num_tokens], untroubled.k)
+    assert torch.equal(sequence.slab.v[:, :, : layout.num_tokens], untroubled.v)
+    assert sequence.charged_ratio == untroubled.sequence.charged_ratio
+    assert row_layers == bench.row_layers(layout, reuse, source, selector(), rows_max)
+
+
+def test_a_limit_of_layers_counts_a_layer_once_though_it_was_waited_for(bench: Bench) -> None:
+    layout = prompt([C])
+    source = DictSource({0: bench.payloads((), SYSTEM), layout.segments[1].start: bench.payloads(SYSTEM, C)}, ready=0)
+    sequence = bench.start(layout, [Reuse.EXACT, Reuse.EXACT, Reuse.FRESH], 0.0, PlainSelector(), source)
+    bench.step.run([WorkItem(sequence, 1 << 30, 2)])
+    source.ready = 1 << 30
+    bench.step.run([WorkItem(sequence, 1 << 30, 2)])
+    assert sequence.slice is not None
+    assert sequence.slice.layer == 3
 
 
 def test_a_stalled_sequence_holds_nobody_back(bench: Bench) -> None:

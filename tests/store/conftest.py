@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from kvblend.store.disk import DiskTier, ScanReport
-from kvblend.store.files import AiofilesIO, FileHead
+from kvblend.store.errors import ChunkDamaged
+from kvblend.store.files import AiofilesIO, FileHead, FileRead
 from kvblend.store.format import Buffer, KVShape
 from kvblend.store.keys import ChunkKey
 from kvblend.store.store import ChunkStore
@@ -107,13 +108,20 @@ class FaultyIO(AiofilesIO):
             await gate.wait()
         return heads
 
-    async def read_into(self, path: Path, offset: int, view: memoryview, then: Callable[[], None] | None = None) -> int:
+    async def read_into(self, reads: Sequence[FileRead]) -> list[int | Exception]:
         await self._enter("read_into")
-        got = await super().read_into(path, offset, view[: self.read_bytes_max])
-        if self.flip_reads and got:
-            view[0] ^= 1
-        if then is not None and got == len(view):
-            await self.compute(then)
+        cut = [read._replace(view=read.view[: self.read_bytes_max], then=None) for read in reads]
+        results = await super().read_into(cut)
+        return [await self._finish(read, got) for read, got in zip(reads, results, strict=True)]
+
+    async def _finish(self, read: FileRead, got: int | Exception) -> int | Exception:
+        if self.flip_reads and isinstance(got, int) and got:
+            read.view[0] ^= 1
+        try:
+            if read.then is not None and got == len(read.view):
+                await self.compute(read.then)
+        except ChunkDamaged as error:
+            return error
         return got
 
     async def write_file(self, path: Path, parts: Sequence[Buffer]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvblend.store.errors import ChunkDamaged
-from kvblend.store.files import AiofilesIO, DiskIO, FileHead
+from kvblend.store.files import AiofilesIO, DiskIO, FileHead, FileRead
 from kvblend.store.format import Buffer, KVShape, build_header
 from kvblend.store.keys import ChunkKey, pack_ids
 
@@ -48,7 +48,7 @@ async def test_writing_does_not_follow_a_link(disk: DiskIO, tmp_path: Path) -> N
 async def test_reading_fills_the_view_from_the_offset(disk: DiskIO, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"0123456789")
     view = memoryview(bytearray(4))
-    assert await disk.read_into(tmp_path / "f", 3, view) == 4
+    assert await disk.read_into([FileRead(tmp_path / "f", 3, view)]) == [4]
     assert bytes(view) == b"3456"
 
 
@@ -62,8 +62,8 @@ async def test_what_comes_behind_a_read_runs_in_another_thread_once_the_view_is_
     def look() -> None:
         seen.append((bytes(view), threading.current_thread() is threading.main_thread()))
 
-    await disk.read_into(tmp_path / "f", 3, view, look)
-    await disk.read_into(tmp_path / "f", 8, view, look)
+    await disk.read_into([FileRead(tmp_path / "f", 3, view, look)])
+    await disk.read_into([FileRead(tmp_path / "f", 8, view, look)])
     assert seen == [(b"3456", False)]
 
 
@@ -73,19 +73,31 @@ async def test_what_comes_behind_a_read_may_refuse_it(disk: DiskIO, tmp_path: Pa
     def refuse() -> None:
         raise ChunkDamaged("these are not the bytes")
 
-    with pytest.raises(ChunkDamaged, match="not the bytes"):
-        await disk.read_into(tmp_path / "f", 3, memoryview(bytearray(4)), refuse)
+    (refused,) = await disk.read_into([FileRead(tmp_path / "f", 3, memoryview(bytearray(4)), refuse)])
+    assert isinstance(refused, ChunkDamaged)
+
+
+async def test_a_read_that_fails_leaves_the_others_as_they_are(disk: DiskIO, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    views = [memoryview(bytearray(2)) for _ in range(3)]
+    names = ("f", "gone", "f")
+    first, lost, last = await disk.read_into(
+        [FileRead(tmp_path / name, 2 * at, view) for at, (name, view) in enumerate(zip(names, views, strict=True))]
+    )
+    assert (first, last) == (2, 2)
+    assert isinstance(lost, FileNotFoundError)
+    assert [bytes(view) for view in views] == [b"01", bytes(2), b"45"]
 
 
 async def test_reading_past_the_end_is_short(disk: DiskIO, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"01234")
-    assert await disk.read_into(tmp_path / "f", 3, memoryview(bytearray(4))) == 2
+    assert await disk.read_into([FileRead(tmp_path / "f", 3, memoryview(bytearray(4)))]) == [2]
 
 
 async def test_a_pipe_is_refused_without_waiting_for_it(disk: DiskIO, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "f")
-    with pytest.raises(OSError, match="not a regular file"):
-        await disk.read_into(tmp_path / "f", 0, memoryview(bytearray(4)))
+    (refused,) = await disk.read_into([FileRead(tmp_path / "f", 0, memoryview(bytearray(4)))])
+    assert "not a regular file" in str(refused)
 
 
 async def test_a_head_is_the_header_region_and_the_size(disk: DiskIO, tmp_path: Path, shape: KVShape) -> None:

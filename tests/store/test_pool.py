@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from kvblend.store.format import ChunkHeader, KVShape, build_header, checksum
 from kvblend.store.keys import ChunkKey, pack_ids
 from kvblend.store.pool import HostPool, PoolEntry
+from kvblend.store.tiers import LayerRun, read_side_by_side
 
 if TYPE_CHECKING:
     from tests.store.conftest import Make
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 class NoSource:
     async def read_layers(self, header: ChunkHeader, data: memoryview, first: int, stop: int) -> None:
         raise OSError("nothing is read in these tests")
+
+    async def read_runs(self, runs: Sequence[LayerRun]) -> list[Exception | None]:
+        return await read_side_by_side(self, runs)
 
 
 def entry(number: int, num_bytes: int = 10) -> PoolEntry:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvblend.store.disk import DiskTier
 from kvblend.store.errors import ChunkDamaged
 from kvblend.store.keys import pack_ids
 from kvblend.store.pool import HostPool, PoolEntry
@@ -49,10 +50,12 @@ async def test_all_layers_come_in_one_operation(open_tier: OpenTier, sample: Mak
     assert (desk.reader.layers_read, desk.reader.bytes_read) == (4, sample().num_bytes)
 
 
-async def test_each_contiguous_run_is_one_operation(open_tier: OpenTier, sample: Make, io: FaultyIO) -> None:
+async def test_layers_that_are_not_neighbours_come_in_one_operation_too(
+    open_tier: OpenTier, sample: Make, io: FaultyIO
+) -> None:
     desk = await set_up(open_tier, sample(), io)
     await desk.reader.ensure(desk.entry, [0, 2, 3])
-    assert io.calls == ["read_into", "read_into"]
+    assert io.calls == ["read_into"]
     assert [layer is None for layer in desk.entry.layers] == [False, True, False, False]
 
 
@@ -61,6 +64,51 @@ async def test_what_is_there_is_not_read_again(open_tier: OpenTier, sample: Make
     await desk.reader.ensure(desk.entry, [1])
     await desk.reader.ensure(desk.entry, [1])
     assert io.calls == ["read_into"]
+
+
+async def second(desk: Desk, open_tier: OpenTier, one: Sample, io: FaultyIO) -> PoolEntry:
+    """An entry of another chunk in the same tier."""
+    tier = desk.entry.source
+    assert isinstance(tier, DiskTier)
+    await tier.write_ready(await tier.prepare(one.key, pack_ids(one.ids), [memoryview(layer) for layer in one.layers]))
+    header = await tier.read_header(one.key.digest)
+    entry = PoolEntry.empty(header, memoryview(bytearray(header.data_bytes)), tier, "disk")
+    desk.pool.add(entry)
+    io.calls.clear()
+    return entry
+
+
+async def test_layers_of_several_chunks_come_in_one_operation(open_tier: OpenTier, sample: Make, io: FaultyIO) -> None:
+    desk = await set_up(open_tier, sample(), io)
+    other = await second(desk, open_tier, sample(9), io)
+    assert await desk.reader.ensure_all([desk.entry, other, desk.entry], [1, 2]) == [None, None, None]
+    assert io.calls == ["read_into"]
+    for entry, one in ((desk.entry, sample()), (other, sample(9))):
+        assert [bytes(layer) for layer in entry.layers[1:3] if layer is not None] == one.layers[1:3]
+    assert (desk.entry.pins, other.pins) == (0, 0)
+
+
+async def test_a_damaged_chunk_takes_no_other_one_with_it(
+    open_tier: OpenTier, sample: Make, io: FaultyIO, tmp_path: Path, flip_byte: Flip
+) -> None:
+    desk = await set_up(open_tier, sample(), io)
+    other = await second(desk, open_tier, sample(9), io)
+    flip_byte(sample().path(tmp_path), 4096 + 2 * 4096)
+    first, fine = await desk.reader.ensure_all([desk.entry, other], [2])
+    assert isinstance(first, ChunkDamaged)
+    assert fine is None
+    assert desk.failures == ["the checksum of layer 2 does not match"]
+    assert (desk.entry.reads, other.reads, desk.entry.pins, other.pins) == ({}, {}, 0, 0)
+    again = await desk.reader.ensure_all([desk.entry, other], [1])
+    assert [error is None for error in again] == [False, True]
+
+
+async def test_short_reads_of_several_chunks_are_gone_on_with(open_tier: OpenTier, sample: Make, io: FaultyIO) -> None:
+    desk = await set_up(open_tier, sample(), io)
+    other = await second(desk, open_tier, sample(9), io)
+    io.read_bytes_max = 100
+    assert await desk.reader.ensure_all([desk.entry, other], range(4)) == [None, None]
+    assert [bytes(layer or b"") for layer in other.layers] == sample(9).layers
 
 
 async def test_one_read_serves_all_who_wait(open_tier: OpenTier, sample: Make, io: FaultyIO) -> None:

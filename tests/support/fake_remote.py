@@ -9,6 +9,7 @@ from kvblend.store.errors import ChunkDamaged
 from kvblend.store.format import ChunkHeader, KVShape, build_header, checksum
 from kvblend.store.keys import ChunkKey
 from kvblend.store.remote_stats import RemoteCounts, RemoteFigures
+from kvblend.store.tiers import LayerRun, read_side_by_side
 
 
 class FakeRemote:
@@ -61,6 +62,9 @@ class FakeRemote:
             if checksum(layer) != span.checksum:
                 raise ChunkDamaged("the checksum of a layer does not match")
             data[span.offset : span.offset + span.length] = layer
+
+    async def read_runs(self, runs: Sequence[LayerRun]) -> list[Exception | None]:
+        return await read_side_by_side(self, runs)
 
     async def write(self, key: ChunkKey, packed_ids: bytes, layers: Sequence[memoryview]) -> None:
         await self._enter("write")

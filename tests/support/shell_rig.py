@@ -13,7 +13,7 @@ from core_driver import SYSTEM, A, key_of
 from kvblend.actors.runtime.actor import Actor, ActorRef
 from kvblend.actors.runtime.mailbox import Mailbox
 from kvblend.actors.runtime.supervisor import Supervisor
-from kvblend.store.files import AiofilesIO
+from kvblend.store.files import AiofilesIO, FileRead
 from kvblend.store.format import Buffer, KVShape
 from kvblend.store.keys import ChunkKey
 from kvblend.store.store import ChunkStore
@@ -33,11 +33,11 @@ class GatedDisk(AiofilesIO):
         self.read_count = 0
         self.error: OSError | None = None
 
-    async def read_into(self, path: Path, offset: int, view: memoryview, then: Callable[[], None] | None = None) -> int:
+    async def read_into(self, reads: Sequence[FileRead]) -> list[int | Exception]:
         self.read_count += 1
         self.reading.release()
         await self.reads.wait()
-        return await super().read_into(path, offset, view, then)
+        return await super().read_into(reads)
 
     async def write_file(self, path: Path, parts: Sequence[Buffer]) -> int:
         await self.writes.wait()

@@ -129,6 +129,17 @@ class Bench:
         reuse = [Reuse.FRESH] * len(layout.segments)
         return self.finish(self.start(layout, reuse, 0.0, PlainSelector()), rows_max)
 
+    def row_layers(
+        self, layout: PromptLayout, reuse: Sequence[Reuse], source: LayerSource, selector: Selector, rows_max: int
+    ) -> int:
+        """Rows that are projected, layer by layer, in a blend at ratio 0.3 that waits for nothing."""
+        sequence, count = self.start(layout, reuse, 0.3, selector, source), 0
+        while True:
+            outcome = self.step.run([WorkItem(sequence, rows_max)])[0]
+            count += outcome.row_layers
+            if outcome.status == "last_row":
+                return count
+
     def payloads(self, behind: Sequence[int], ids: Sequence[int]) -> list[memoryview]:
         """The stored form of a chunk computed behind `behind` (may be empty)."""
         parts = [(SegmentKind.SYSTEM, behind)] if behind else []
