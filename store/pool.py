@@ -80,7 +80,7 @@ class PoolEntry:
     @property
     def is_ready(self) -> bool:
         """True when every layer is there."""
-        return all(layer is not None for layer in self.layers)
+        return None not in self.layers
 
     def mark_ready(self, first: int, stop: int) -> None:
         """Layers `first..stop-1` were read into `data` and verified."""

@@ -129,7 +129,7 @@ class LayerReader:
             return
         entry.mark_ready(first, stop)
         self.layers_read += stop - first
-        self.bytes_read += sum(span.length for span in read.run.header.layers[first:stop])
+        self.bytes_read += (stop - first) * entry.layer_bytes
         if self.on_complete is not None and entry.is_ready:
             self.on_complete(entry)
 
