@@ -36,7 +36,7 @@ class Outcome:
     """What a tick did for one sequence. "last_row": `hidden [hidden_size]` is ready for the logits.
 
     "stalled": layer `layer` is not loaded yet. "running": more ticks are needed. `rows` were started or went on;
-    `row_layers` counts the rows whose Q, K and V were computed, layer by layer.
+    `row_layers` counts the rows whose K and V were computed and written, layer by layer.
     """
 
     sequence: SequenceState
@@ -180,18 +180,17 @@ class _Tick:
         for mover, (part_q, part_raw, part_k, part_v) in zip(movers, parts, strict=True):
             current = mover.slice
             current.q, current.fresh = part_q, (part_raw, part_k, part_v)
-            mover.row_layers += current.rows.shape[0]
-            mover.layers_left -= 1
         return decode_q
 
     def _take_in(self, mover: _Mover, layer: int) -> None:
         """Compare the rows' new K and V with what is stored, then write them over it."""
         sequence, current = mover.sequence, mover.slice
+        mover.layers_left -= 1
         if current.fresh is None:
-            # projected by the pass before this one, and written
-            mover.layers_left -= 1
-            return
+            return  # projected by the pass before this one, and written
         (raw, k, v), current.fresh = current.fresh, None
+        # not before: a projection alone takes a fraction of a layer, and speeds are told from these counts
+        mover.row_layers += current.rows.shape[0]
         if sequence.capture is not None:
             sequence.capture.record(layer, current.rows, raw, v)
         self._observe(sequence, current, layer, raw, k, v)

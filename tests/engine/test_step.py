@@ -184,15 +184,19 @@ def test_rows_are_projected_before_the_stored_layer_is_there_and_only_once(
     assert row_layers == bench.row_layers(layout, reuse, source, selector(), rows_max)
 
 
-def test_a_limit_of_layers_counts_a_layer_once_though_it_was_waited_for(bench: Bench) -> None:
+def test_a_layer_counts_when_its_rows_are_written_not_when_they_are_projected(bench: Bench) -> None:
     layout = prompt([C])
     source = DictSource({0: bench.payloads((), SYSTEM), layout.segments[1].start: bench.payloads(SYSTEM, C)}, ready=0)
     sequence = bench.start(layout, [Reuse.EXACT, Reuse.EXACT, Reuse.FRESH], 0.0, PlainSelector(), source)
-    bench.step.run([WorkItem(sequence, 1 << 30, 2)])
+    (waiting,) = bench.step.run([WorkItem(sequence, 1 << 30, 2)])
     source.ready = 1 << 30
-    bench.step.run([WorkItem(sequence, 1 << 30, 2)])
+    (gone_on,) = bench.step.run([WorkItem(sequence, 1 << 30, 2)])
     assert sequence.slice is not None
-    assert sequence.slice.layer == 3
+    assert sequence.slice.layer == 2
+    assert [(outcome.status, outcome.row_layers) for outcome in (waiting, gone_on)] == [
+        ("stalled", 0),
+        ("running", 2 * len(QUESTION)),
+    ]
 
 
 def test_a_stalled_sequence_holds_nobody_back(bench: Bench) -> None:
