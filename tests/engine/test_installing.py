@@ -25,10 +25,10 @@ def blend_of(ready: int) -> tuple[SequenceState, DictSource]:
 
 def test_what_is_not_loaded_is_not_installed() -> None:
     sequence, _ = blend_of(ready=0)
-    before = sequence.slab.k[0].clone()
+    sequence.slab.k[0].zero_()  # fresh slots hold arbitrary numbers
     assert not install_layer(BENCH.model, sequence, 0)
     assert sequence.installed == 0
-    assert torch.equal(sequence.slab.k[0], before)
+    assert not sequence.slab.k[0].any()
 
 
 def test_a_layer_that_is_loaded_is_what_a_full_prefill_has_there() -> None:
