@@ -232,9 +232,9 @@ class Loader(Actor[LoaderMessage]):
         await self._tell_layers(load)
 
     async def _read_tier(self, load: Load, tier: Tier, leases: dict[int, ChunkLease], layers: range) -> None:
-        meter = self._meters[tier]
+        # a task of its own: what was leased when it was made may be released before it runs
+        leases, meter, done = load.stored_by_tier(list(leases)).get(tier, {}), self._meters[tier], 0
         meter.begin(time.monotonic())
-        done = 0
         try:
             errors = await prefetch_all(list(leases.values()), layers)
             for (segment, lease), error in zip(leases.items(), errors, strict=True):

@@ -40,13 +40,15 @@ class Stepping:
         begun = (Phase.LOADING, Phase.PREFILLING)
         prefilling = [entry for entry in ready if entry.phase in begun and entry.prefill is None]
         items = [ev.StepItem(entry.request_id, 1) for entry in decoding]
-        answers = any(e.job.kind == "generate" and e.phase is Phase.PREFILLING for e in prefilling)
+        going = any(e.job.kind == "generate" and e.phase is Phase.PREFILLING for e in prefilling)
+        answers = any(entry.job.kind == "generate" for entry in prefilling)
         bounded = bool(decoding) or (not answers and any(e.job.kind == "generate" for e in state.running()))
         room = state.pace.room(len(decoding), state.limits.max_num_batched_tokens, bounded)
         for entry in state.ordering.sort_prefills(prefilling, at_s):
-            stands_back = answers and entry.job.kind == "precompute" and state.ordering.may_stand_back(entry)
+            stands_back = going and entry.job.kind == "precompute" and state.ordering.may_stand_back(entry)
             item = None if stands_back else state.pace.cut(entry, room)
-            entry.skipped = entry.skipped + 1 if item is None else 0
+            if entry.phase is Phase.PREFILLING:
+                entry.skipped = entry.skipped + 1 if item is None else 0
             if item is not None:
                 items.append(item)
         if not items:
