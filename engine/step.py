@@ -226,7 +226,7 @@ class _Tick:
     def _attend(self, mover: _Mover, layer: int) -> torch.Tensor:
         sequence, current = mover.sequence, mover.slice
         assert sequence.current is not None  # a moving item has a pass
-        assert current.q is not None  # projected just now
+        assert current.q is not None  # projected, now or before its layer was loaded
         running = sequence.current
         if running.observe == "attention" and (running.score_layers is None or layer in running.score_layers):
             window = self.model.config.window_of(layer, int(current.rows[-1]))

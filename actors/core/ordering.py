@@ -9,7 +9,6 @@ from typing import Literal, Protocol
 
 from kvblend.actors.core.entry import Entry
 from kvblend.actors.core.events import Job
-from kvblend.actors.core.lifecycle import Phase
 
 PolicyName = Literal["fcfs", "edf"]
 OVERTAKEN_MAX = 32
@@ -131,10 +130,7 @@ class Ordering:
         return [other for other in waiting if rank(other) < own]
 
     def sort_prefills(self, entries: Iterable[Entry], at_s: float) -> list[Entry]:
-        """Admitted prompts in the order in which a step takes them: passed by, answers, policy, admission.
-
-        Those whose first layer is still loading come last: they go no further than their first projection.
-        """
+        """Admitted prompts in the order in which a step takes them: passed by, answers, policy, admission."""
 
         def rank(entry: Entry) -> Rank:
             later = entry.job.kind == "precompute"
@@ -142,8 +138,7 @@ class Ordering:
             late, urgency = self._urgency(entry, entry.admitted_s)
             return self.may_stand_back(entry), later, late, 0.0, urgency, entry.turn
 
-        ranked = sorted(entries, key=rank)
-        return sorted(ranked, key=lambda entry: entry.phase is Phase.LOADING)
+        return sorted(entries, key=rank)
 
     @staticmethod
     def may_stand_back(entry: Entry) -> bool:

@@ -70,6 +70,8 @@ class Progress:
         self.row_layers += result.row_layers
         if result.rows != self.rows:
             self.rows, self.layers = result.rows, 0
+        if not result.row_layers:
+            return  # it waited for a layer, which may have come since: the slice is on its way
         went = round(result.row_layers / result.rows)
         self.layers += went
         left_early = layers_max is None or went < layers_max

@@ -36,19 +36,18 @@ class Stepping:
             return
         ready = [entry for entry in state.running() if not entry.stalled]
         decoding = [entry for entry in ready if entry.phase is Phase.DECODING]
-        # a request begins while its first layer is loading: its rows are projected meanwhile
-        begun = (Phase.LOADING, Phase.PREFILLING)
-        prefilling = [entry for entry in ready if entry.phase in begun and entry.prefill is None]
+        prefilling = [entry for entry in ready if entry.phase is Phase.PREFILLING and entry.prefill is None]
+        if not decoding and not prefilling:
+            # the device has nothing else to do: one request's rows are projected while its first layer is loading
+            prefilling = state.ordering.sort_prefills([e for e in ready if e.phase is Phase.LOADING], at_s)[:1]
         items = [ev.StepItem(entry.request_id, 1) for entry in decoding]
-        going = any(e.job.kind == "generate" and e.phase is Phase.PREFILLING for e in prefilling)
         answers = any(entry.job.kind == "generate" for entry in prefilling)
         bounded = bool(decoding) or (not answers and any(e.job.kind == "generate" for e in state.running()))
         room = state.pace.room(len(decoding), state.limits.max_num_batched_tokens, bounded)
         for entry in state.ordering.sort_prefills(prefilling, at_s):
-            stands_back = going and entry.job.kind == "precompute" and state.ordering.may_stand_back(entry)
+            stands_back = answers and entry.job.kind == "precompute" and state.ordering.may_stand_back(entry)
             item = None if stands_back else state.pace.cut(entry, room)
-            if entry.phase is Phase.PREFILLING:
-                entry.skipped = entry.skipped + 1 if item is None else 0
+            entry.skipped = entry.skipped + 1 if item is None else 0
             if item is not None:
                 items.append(item)
         if not items:

@@ -70,6 +70,12 @@ def test_a_slice_that_left_because_of_its_layers_is_on_its_way() -> None:
     assert (progress.rows, progress.layers, progress.row_layers) == (50, 4, 200)
 
 
+def test_a_slice_that_was_only_projected_is_on_its_way() -> None:
+    progress = Progress()
+    progress.note(went(500, 0), None, LAYERS)
+    assert (progress.rows, progress.layers) == (500, 0)
+
+
 def test_a_slice_that_has_been_through_all_layers_is_done() -> None:
     progress = Progress()
     for layers in (4, 4, 2):

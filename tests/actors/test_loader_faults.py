@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from core_driver import A, B, generate, key_of
 from shell_rig import SHAPE, GatedDisk, Rig, open_rig, payloads, put, put_prompt
 
@@ -27,7 +28,6 @@ class World:
     tables: SideTables
 
     async def look_up(self, job: ev.Job) -> tuple[int, ...]:
-        """The segments that were hit."""
         self.rig.tell(ev.Lookup(job))
         answer = await self.rig.heard()
         assert isinstance(answer, ev.LookedUp)
@@ -86,6 +86,18 @@ async def test_loading_after_a_release_reads_nothing(tmp_path: Path) -> None:
         await w.until_no_lease()
         assert await w.look_up(generate("next", A)) == (0, 1)
         assert w.disk.read_count == 0
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_release_at_any_moment_of_a_read_that_begins_harms_nobody(tmp_path: Path, turns: int) -> None:
+    async with world(tmp_path) as w:
+        await w.look_up(generate("r", A, B))
+        w.rig.tell(ev.StartLoading("r", (0, 1)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        w.rig.tell(ev.Release("r"))
+        await w.until_no_lease()
+        assert await w.look_up(generate("next", A)) == (0, 1)
 
 
 async def test_a_release_gives_the_lease_back_at_once_though_a_read_hangs_and_nobody_is_told_of_it(

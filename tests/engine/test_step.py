@@ -8,7 +8,7 @@ from blends import LAYOUTS, QUESTION, SYSTEM, A, B, C, D, assert_equal, blend, p
 from tiny_models import Bench, DictSource, random_ids, tiny_config, tiny_model
 
 from kvblend.engine.config import RopeConfig
-from kvblend.engine.layout import Reuse
+from kvblend.engine.layout import PromptLayout, Reuse
 from kvblend.engine.selectors.base import Pass, Passes, SelectionContext, Selector, merge_rows, top_rows
 from kvblend.engine.selectors.divergence import DivergenceSelector
 from kvblend.engine.selectors.plain import PlainSelector
@@ -132,17 +132,16 @@ def test_a_decode_row_beside_a_blend_equals_a_longer_prefill(bench: Bench) -> No
     assert torch.allclose(bench.model.logits(outcomes[0].hidden[None])[0], want.logits, rtol=0, atol=1e-9)
 
 
+def stored_source(bench: Bench, layout: PromptLayout, ready: int) -> tuple[DictSource, list[Reuse]]:
+    """System prompt and two chunks from the store, of which so many layers are loaded; and what they are reused as."""
+    payloads = {0: bench.payloads((), SYSTEM)}
+    payloads |= {segment.start: bench.payloads(SYSTEM, segment.token_ids) for _, segment in layout.chunks()}
+    return DictSource(payloads, ready), [Reuse.EXACT, Reuse.EXACT, Reuse.CACHED, Reuse.FRESH]
+
+
 def test_a_layer_that_is_not_loaded_stalls_and_goes_on_later(bench: Bench) -> None:
     layout = prompt([C, A])
-    source = DictSource(
-        {
-            0: bench.payloads((), SYSTEM),
-            layout.segments[1].start: bench.payloads(SYSTEM, C),
-            layout.segments[2].start: bench.payloads(SYSTEM, A),
-        },
-        ready=2,
-    )
-    reuse = [Reuse.EXACT, Reuse.EXACT, Reuse.CACHED, Reuse.FRESH]
+    source, reuse = stored_source(bench, layout, ready=2)
     sequence = bench.start(layout, reuse, 0.3, DivergenceSelector(), source)
     outcome = bench.step.run([WorkItem(sequence, 1 << 30)])[0]
     assert (outcome.status, outcome.layer) == ("stalled", 2)
@@ -156,15 +155,7 @@ def test_rows_are_projected_before_the_stored_layer_is_there_and_only_once(
     bench: Bench, rows_max: int, selector: type[Selector]
 ) -> None:
     layout = prompt([C, A])
-    source = DictSource(
-        {
-            0: bench.payloads((), SYSTEM),
-            layout.segments[1].start: bench.payloads(SYSTEM, C),
-            layout.segments[2].start: bench.payloads(SYSTEM, A),
-        },
-        ready=0,
-    )
-    reuse = [Reuse.EXACT, Reuse.EXACT, Reuse.CACHED, Reuse.FRESH]
+    source, reuse = stored_source(bench, layout, ready=0)
     sequence = bench.start(layout, reuse, 0.3, selector(), source)
     row_layers = 0
     while True:
